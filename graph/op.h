@@ -25,8 +25,8 @@ struct Traits {
   Lane lane = Lane::compute;
   bool random = false;                         // never merged with an equal node
   bool collective = false;                     // never moved, merged or removed
-  std::vector<std::pair<int, int>> in_place;   // {input, output} that may share memory
-  std::vector<int> nondifferentiable_outputs;  // e.g. indices of MaxPool
+  std::vector<std::pair<int, int>> in_place = {};  // {input, output} that may share memory; {-1, -1}: every i with i
+  std::vector<int> nondifferentiable_outputs = {};  // e.g. indices of MaxPool
 };
 
 /// What `infer` and `fold_dims` see: types and known integer contents of the inputs, attributes; and, to fill, the
@@ -68,7 +68,6 @@ class Inference {
 
  private:
   [[noreturn]] void fail_with(const std::string& message) const;
-  const Attr& attr(std::string_view name) const;
 
   const Graph& graph_;
   const OpDef& op_;
@@ -156,7 +155,7 @@ class Compose {
 /// absent read as the given default.
 class OnnxNode {
  public:
-  OnnxNode(Builder& builder) : b(builder) {}  // NOLINT(google-explicit-constructor)
+  explicit OnnxNode(Builder& builder) : b(builder) {}
   Builder& b;
   std::string op_type, domain, name;
   int opset = 0;                                          // version of `domain` that the node's model imports
@@ -166,21 +165,23 @@ class OnnxNode {
   Attrs attrs;                                            // ints, floats (decimal_of), strings, lists
   std::map<std::string, HostTensor, std::less<>> tensors; // tensor attributes
   bool batch_norm_train = true;                           // --bn: whether batch norms use batch statistics
+  bool batch_norm_unbiased = true;                        // --bn-running-var: running variance as PyTorch keeps it
+  bool training = true;                                   // whether dropout is active
 
   bool has(std::size_t i) const { return i < inputs.size() && inputs[i]; }
   Expr x(std::size_t i) const;
   const TensorType& type(std::size_t i) const;
   std::size_t rank(std::size_t i) const { return type(i).shape.size(); }
-  bool has_attr(std::string_view name) const { return attrs.find(name) != attrs.end(); }
-  std::int64_t integer(std::string_view name, std::int64_t otherwise) const;
-  double number(std::string_view name, double otherwise) const;
-  std::string text(std::string_view name, std::string otherwise) const;
-  Ints integers(std::string_view name, Ints otherwise) const;
+  bool has_attr(std::string_view attr) const { return attrs.find(attr) != attrs.end(); }
+  std::int64_t integer(std::string_view attr, std::int64_t otherwise) const;
+  double number(std::string_view attr, double otherwise) const;
+  std::string text(std::string_view attr, std::string otherwise) const;
+  Ints integers(std::string_view attr, Ints otherwise) const;
   /// Symbolic contents of input i; throws Error with a reason if they cannot be known before the run.
   Dims ints(std::size_t i, std::string_view what) const;
   /// Attribute `name` if present, else contents of input i if present, else nothing (axes moved from attribute to
   /// input over the opsets).
-  std::optional<Dims> attr_or_input(std::string_view name, std::size_t i) const;
+  std::optional<Dims> attr_or_input(std::string_view attr, std::size_t i) const;
   /// The number in a one-element constant input i; throws Error otherwise.
   double constant(std::size_t i, std::string_view what) const;
 
