@@ -16,13 +16,9 @@ struct DistributeOptions {
   double bucket_mb = 0;                      // 0: the policy's default
   std::vector<std::string> extra = {"loss"}; // scalar outputs that ride in the last bucket and become sums over ranks
 };
-/// Rewrites the graph for `ranks` ranks: every BatchStats gets AllGather + MergeStats (with sync_batch_norm), its gradient sums
-/// an AllReduce, parameter gradients bucketed AllReduces (`p.sum`). `gradients` is updated to the reduced values. One
-/// rank: unchanged.
-void distribute(Graph& graph, std::map<ValueId, ValueId>& gradients, const DistributeOptions& options);
-
-/// The evaluation program's metric reduction: the given scalar outputs become one AllReduce at the end.
-void distribute_metrics(Graph& graph, int ranks, const std::vector<std::string>& outputs);
+/// Rewrites the graph for `ranks` ranks: every BatchStats gets AllGather + MergeStats (with sync_batch_norm), its gradient
+/// sums an AllReduce, parameter gradients (outputs `P.grad`) bucketed AllReduces (`P.sum`). One rank: unchanged.
+void distribute(Graph& graph, const DistributeOptions& options);
 
 /// Bucket sizes in bytes by policy, from gradient sizes in production order: how many consecutive gradients each holds.
 std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, const std::string& policy, double bucket_mb);

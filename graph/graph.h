@@ -74,7 +74,7 @@ struct Output {
 
 class Graph {
  public:
-  explicit Graph(std::string name = "g") : name(std::move(name)) {}
+  explicit Graph(std::string graph_name = "g") : name(std::move(graph_name)) {}
 
   std::string name;
   std::vector<NodeId> order;      // execution order; a node that is not in it is dead

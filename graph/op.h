@@ -68,7 +68,6 @@ class Inference {
 
  private:
   [[noreturn]] void fail_with(const std::string& message) const;
-  const Attr& attr(std::string_view name) const;
 
   const Graph& graph_;
   const OpDef& op_;
@@ -156,7 +155,7 @@ class Compose {
 /// absent read as the given default.
 class OnnxNode {
  public:
-  OnnxNode(Builder& builder) : b(builder) {}  // NOLINT(google-explicit-constructor)
+  explicit OnnxNode(Builder& builder) : b(builder) {}
   Builder& b;
   std::string op_type, domain, name;
   int opset = 0;                                          // version of `domain` that the node's model imports
@@ -171,16 +170,16 @@ class OnnxNode {
   Expr x(std::size_t i) const;
   const TensorType& type(std::size_t i) const;
   std::size_t rank(std::size_t i) const { return type(i).shape.size(); }
-  bool has_attr(std::string_view name) const { return attrs.find(name) != attrs.end(); }
-  std::int64_t integer(std::string_view name, std::int64_t otherwise) const;
-  double number(std::string_view name, double otherwise) const;
-  std::string text(std::string_view name, std::string otherwise) const;
-  Ints integers(std::string_view name, Ints otherwise) const;
+  bool has_attr(std::string_view attr) const { return attrs.find(attr) != attrs.end(); }
+  std::int64_t integer(std::string_view attr, std::int64_t otherwise) const;
+  double number(std::string_view attr, double otherwise) const;
+  std::string text(std::string_view attr, std::string otherwise) const;
+  Ints integers(std::string_view attr, Ints otherwise) const;
   /// Symbolic contents of input i; throws Error with a reason if they cannot be known before the run.
   Dims ints(std::size_t i, std::string_view what) const;
   /// Attribute `name` if present, else contents of input i if present, else nothing (axes moved from attribute to
   /// input over the opsets).
-  std::optional<Dims> attr_or_input(std::string_view name, std::size_t i) const;
+  std::optional<Dims> attr_or_input(std::string_view attr, std::size_t i) const;
   /// The number in a one-element constant input i; throws Error otherwise.
   double constant(std::size_t i, std::string_view what) const;
 

@@ -92,7 +92,7 @@ bool is_static(const Shape& shape);
 /// The numbers of a static shape; throws InternalError otherwise.
 Ints static_shape(const Shape& shape);
 Shape to_shape(const Ints& dims);
-Shape bind(const Shape& shape, const DimBindings& bindings);
+Shape bind_shape(const Shape& shape, const DimBindings& bindings);
 /// `[N,3]`
 std::string shape_str(const Shape& shape);
 std::string shape_str(const Ints& shape);

@@ -114,6 +114,7 @@ provide() {
       mkdir -p "$deps"
       exec 9>"$deps/.lock"
       flock 9
+      rm -rf "$deps"/.work.* # of a run that was killed
       work=$(mktemp -d "$deps/.work.XXXXXX")
       trap 'rm -rf "$work"' EXIT
       /usr/bin/python3 -m venv "$work/pip"

@@ -1,6 +1,6 @@
 # libonnx_ddp_cuda.so: kernels by nvcc, the rest by the C++ compiler, everything resolved at link time (-z defs).
 # The host objects are a target of their own: the emulated module is made of the very same ones.
-if(NOT CMAKE_CUDA_COMPILER)
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   set(CMAKE_CUDA_COMPILER "${NVCC}")
 endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES)

@@ -34,14 +34,13 @@ struct LossInfo {
   bool exact = true;               // false: a graph loss that is a rank mean
   bool static_count = true;        // whether `count` is known from the batch size alone
   Dim count;                       // denominators of this rank's micro-batch, if static_count
-  double regulariser = 0;          // reserved for batch-free terms of a graph loss
 };
 /// Adds the loss on value `input` ("" : the first output): an input for the target of `target_type` (its symbols are the
 /// graph's), `loss.sum` (sum over elements, no division), `loss.count` (when it is not static: a scalar of the model's
 /// dtype counting kept targets), state scalar `loss.denominator` (written by the trainer: the global denominator D of
-/// the optimizer step), `loss = loss.sum / loss.denominator`. Outputs become: loss, loss.sum (and loss.count), then
-/// correct (number of right classes) where the loss is a classification. The model's own outputs stay only if
-/// `keep_outputs`.
+/// the optimizer step), `loss = loss.sum / loss.denominator`: this rank's share of the global mean. Outputs become: loss,
+/// loss.sum (and loss.count), then `correct` (number of right classes) where the loss is a classification. The model's own
+/// outputs stay only if `keep_outputs`.
 LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& options, const std::string& input,
                      const std::string& target_name, const TensorType& target_type, bool keep_outputs = false);
 
@@ -50,24 +49,29 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
 std::string default_loss(const Graph& graph, const std::string& input, const TensorType& target, bool target_is_binary,
                          bool target_is_one_hot, std::vector<std::string>* notes);
 
-/// Appends the backward graph of output `loss`: for every Kind::param on a path a value `p.grad` ( `p.grad.sum` when it
-/// has several uses). Returns param -> gradient value. Params that the loss does not reach are left out (`unused` in
-/// the caller's table). Throws Error naming the params behind an op without a gradient.
-std::map<ValueId, ValueId> autodiff(Graph& graph, const std::string& loss = "loss");
+/// Gradients travel between passes as graph outputs named `P.grad`, so that every stage is complete as text. This reads
+/// them: param -> gradient, in the order of production.
+std::vector<std::pair<ValueId, ValueId>> gradients(const Graph& graph);
+/// Replaces the gradient of `param`.
+void set_gradient(Graph& graph, ValueId param, ValueId gradient);
 
-/// Micro-batch accumulation: `first` … see trainer. Adds state `p.acc`: micro program `p.acc <- p.acc + p.grad`.
-/// `accumulate_micro` makes the program that only accumulates (no updates of params; drops nothing of forward
-/// statistics); `accumulate_step` adds `p.acc` to each gradient and resets `p.acc` to zero.
-void accumulate_micro(Graph& graph, std::map<ValueId, ValueId>& gradients);
-void accumulate_step(Graph& graph, std::map<ValueId, ValueId>& gradients);
+/// Appends the backward graph of output `loss`: for every Kind::param on a path an output `P.grad`. Params that the loss
+/// does not reach get none. Throws Error naming the params that are reachable only through an op without a gradient.
+void autodiff(Graph& graph, const std::string& loss = "loss");
+
+/// Micro-batch accumulation with states `P.acc`. `accumulate_micro` makes the program of all micro-batches but the last:
+/// `P.acc <- P.acc + P.grad`, no gradients left; `accumulate_step` the last one: adds `P.acc` to each gradient and resets
+/// it. Output `loss` is accumulated likewise (state `loss.acc`).
+void accumulate_micro(Graph& graph);
+void accumulate_step(Graph& graph);
 
 struct GuardOptions {
   double clip_norm = 0;   // 0: none
   double clip_value = 0;  // 0: none
 };
 /// Adds output `grad_norm` (global 2-norm before clipping, formula of torch.nn.utils.clip_grad_norm_: factor
-/// min(1, max/(norm+1e-6))) and clips; `gradients` are rewired to the clipped values.
-void guard(Graph& graph, std::map<ValueId, ValueId>& gradients, const GuardOptions& options);
+/// min(1, max/(norm+1e-6))) and clips.
+void guard(Graph& graph, const GuardOptions& options);
 
 /// `name:key=value,…` of --optimizer, resolved against the definition's defaults.
 struct OptimizerSpec {
@@ -82,7 +86,8 @@ std::vector<double> hyper_defaults(const OptimizerSpec& spec);
 double default_lr(const OptimizerSpec& spec);
 /// Adds the updates of every parameter: state `optimizer.group0: f64[columns]` (written by the trainer before each
 /// step; step counts from 1), optimizer state `p.velocity`, `p.exp_avg`, …, and `update`s.
-void attach_optimizer(Graph& graph, const std::map<ValueId, ValueId>& gradients, const OptimizerSpec& spec);
+/// Removes the gradient outputs.
+void attach_optimizer(Graph& graph, const OptimizerSpec& spec);
 
 /// Peephole fusions; each must equal its composition.
 void fuse(Graph& graph);
