@@ -32,13 +32,13 @@ std::string read_at(int fd, const std::string& path, off_t from, std::size_t cou
 
 /// The start of the line that ends before `end` (which lies behind a newline, or is the end of the file).
 off_t line_start(int fd, const std::string& path, off_t end) {
-  off_t block = 512;                       // most lines are shorter
+  off_t piece = 512;                       // most lines are shorter
   for (off_t high = end - 1; high > 0;) {  // the newline at end - 1 is this line's own
-    const off_t low = std::max<off_t>(high - block, 0);
+    const off_t low = std::max<off_t>(high - piece, 0);
     const std::string block = read_at(fd, path, low, static_cast<std::size_t>(high - low));
     if (const std::size_t newline = block.rfind('\n'); newline != std::string::npos) return low + static_cast<off_t>(newline) + 1;
     high = low;
-    block = std::min<off_t>(2 * block, 1 << 20);
+    piece = std::min<off_t>(2 * piece, 1 << 20);
   }
   return 0;
 }
