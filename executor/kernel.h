@@ -29,9 +29,8 @@ struct SlotType {
 /// What `prepare` sees: the node with bound attributes, the types and layouts of its operands.
 class PlanContext {
  public:
-  PlanContext(const Graph& graph, const Node& node, std::vector<SlotType> inputs, std::vector<SlotType> outputs,
-              int threads)
-      : graph(graph), node(node), inputs(std::move(inputs)), outputs(std::move(outputs)), threads(threads) {}
+  PlanContext(const Graph& g, const Node& n, std::vector<SlotType> in, std::vector<SlotType> out, int thread_count)
+      : graph(g), node(n), inputs(std::move(in)), outputs(std::move(out)), threads(thread_count) {}
   const Graph& graph;
   const Node& node;
   std::vector<SlotType> inputs;   // absent optional inputs have an empty dtype-f32 shape {0}; ask has()
