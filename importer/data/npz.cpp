@@ -5,9 +5,11 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <set>
+#include <utility>
 
 #include "importer/data/npy.h"
 #include "importer/data/zip.h"

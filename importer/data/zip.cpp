@@ -56,7 +56,7 @@ Directory find_directory(const File& file) {
   const std::uint64_t tail_bytes = std::min<std::uint64_t>(file.size(), kEndBytes + kNone16);
   const auto tail = read_part(file, file.size() - tail_bytes, tail_bytes);
   for (std::uint64_t back = kEndBytes; back <= tail_bytes; ++back) {
-    Reader record(std::span(tail).subspan(tail_bytes - back), file.name());
+    Reader record(std::span<const std::byte>(tail.data(), tail.size()).last(back), file.name());
     if (record.u32() != kEndSignature) continue;
     const std::uint16_t disk = record.u16(), start_disk = record.u16(), here = record.u16();
     Directory out;
