@@ -7,7 +7,7 @@ using std::chrono::milliseconds;
 RankGroup::RankGroup(const std::optional<RankInfo>& info, milliseconds timeout) : timeout_(timeout) {
   if (!info) return;
   info_ = *info;
-  if (info_.world_size > 1) store_ = connect_store(info_.master_addr, info_.master_port, info_.secret, timeout);
+  if (info_.world_size > 1) job_ = join_job(info_, timeout);
 }
 
 Communicator& RankGroup::communicator() {
@@ -15,7 +15,8 @@ Communicator& RankGroup::communicator() {
     CommunicatorOptions options;
     options.rank = rank();
     options.size = size();
-    options.store = store_.get();
+    options.store = job_.store.get();
+    if (!job_.host.empty()) options.host = job_.host;
     options.timeout = timeout_;
     communicator_ = make_communicator(options);
   }
@@ -28,17 +29,17 @@ std::string RankGroup::on_rank_zero(const std::string& key, const std::function<
   if (rank() == 0) {
     try {
       const std::string result = work();
-      store_->set(name, "+" + result);
+      job_.store->set(name, "+" + result);
       return result;
     } catch (const Error& error) {
-      store_->set(name, cat("-", error.exit_code(), " ", error.report()));
+      job_.store->set(name, cat("-", error.exit_code(), " ", error.report()));
       throw;
     } catch (const std::exception& error) {
-      store_->set(name, cat("-", static_cast<int>(kExitInternal), " ", error.what()));
+      job_.store->set(name, cat("-", static_cast<int>(kExitInternal), " ", error.what()));
       throw;
     }
   }
-  const std::string answer = store_->get(name, timeout_);
+  const std::string answer = job_.store->get(name, timeout_);
   if (answer.starts_with('+')) return answer.substr(1);
   const std::size_t blank = answer.find(' ');
   CHECK(answer.starts_with('-') && blank != std::string::npos, answer);
@@ -49,10 +50,10 @@ bool RankGroup::should_print(const std::string& report) noexcept {
   if (size() == 1) return true;
   try {
     if (rank() == 0) {
-      store_->set("trainer/report", report);
+      job_.store->set("trainer/report", report);
       return true;
     }
-    return store_->get("trainer/report", milliseconds(3000)) != report;
+    return job_.store->get("trainer/report", milliseconds(3000)) != report;
   } catch (const std::exception&) {
     return true;  // no store, or rank 0 is not in trouble
   }

@@ -18,7 +18,7 @@ class RankGroup {
   RankGroup(const std::optional<RankInfo>& info, std::chrono::milliseconds timeout);
   int rank() const { return info_.rank; }
   int size() const { return info_.world_size; }
-  bool launched() const { return store_ != nullptr; }
+  bool launched() const { return job_.store != nullptr; }
   /// Made at the first call, which all ranks must make.
   Communicator& communicator();
 
@@ -31,7 +31,7 @@ class RankGroup {
  private:
   RankInfo info_;
   std::chrono::milliseconds timeout_;
-  std::unique_ptr<Store> store_;
+  Job job_;
   std::unique_ptr<Communicator> communicator_;
 };
 
