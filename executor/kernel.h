@@ -46,6 +46,9 @@ class PlanContext {
   Ints integers(std::string_view name) const;  // also bound dims
 };
 
+/// The element type by which a kernel is found: of the first floating input, else of the first input.
+DType kernel_dtype(const std::vector<SlotType>& inputs);
+
 /// What `run` gets: one pointer per operand (null: absent), scratch.
 struct RunContext {
   const void* const* inputs;

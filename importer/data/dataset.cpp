@@ -30,7 +30,7 @@ std::unique_ptr<Dataset> open_file(const std::filesystem::path& file) {
     if (std::find(f.extensions.begin(), f.extensions.end(), extension) != f.extensions.end()) return f.open(file);
   }
   throw Error(cat("the data format of ", file.string(), " is unknown: ",
-                  extension.empty() ? "its name has no extension" : cat("extension ", quoted(extension))))
+                  extension.empty() ? "its name has no extension" : cat("extension ", in_quotes(extension))))
       .in(file.string())
       .hint("formats: " + known_formats());
 }
@@ -118,10 +118,10 @@ HostTensor convert(const HostTensor& from, const ArrayInfo& info, const Column& 
   const std::int64_t bad = first_misfit(from, to);
   if (bad < 0) return to;
   const std::int64_t row = indices[static_cast<std::size_t>(bad / (from.numel() / static_cast<std::int64_t>(indices.size())))];
-  throw Error(cat("a value of array ", quoted(info.name), " does not fit ", dtype_name(column.dtype), ": row ", row))
-      .at(cat(quoted(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, value ",
+  throw Error(cat("a value of array ", in_quotes(info.name), " does not fit ", dtype_name(column.dtype), ": row ", row))
+      .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, value ",
               is_float(from.dtype()) ? number_str(from.as_double(bad)) : cat(from.as_int(bad))))
-      .hint(cat("input ", quoted(column.input), " is ", dtype_name(column.dtype)));
+      .hint(cat("input ", in_quotes(column.input), " is ", dtype_name(column.dtype)));
 }
 
 }  // namespace
@@ -140,8 +140,8 @@ std::unique_ptr<Dataset> open_dataset(const std::vector<std::filesystem::path>& 
 
 std::string conversion(const ArrayInfo& info, const Column& column) {
   const auto report = [&](const std::string& what) {
-    return Error(cat(what, ": array ", quoted(info.name), ", input ", quoted(column.input)))
-        .at(cat(quoted(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, wanted: ",
+    return Error(cat(what, ": array ", in_quotes(info.name), ", input ", in_quotes(column.input)))
+        .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, wanted: ",
                 dtype_name(column.dtype), shape_str(column.row_shape)));
   };
   if (info.row_shape != column.row_shape && !differ_by_one_dim(info.row_shape, column.row_shape)) {
