@@ -34,6 +34,7 @@ TEST_P(EveryOp, InPlacePairsNameOperands) {
   const OpDef& op = *GetParam();
   const Signature& signature = signature_of(op);
   for (const auto& [input, output] : op.traits.in_place) {
+    EXPECT_GE(input, 0);
     EXPECT_LT(input, static_cast<int>(signature.inputs.size()));
     EXPECT_LT(output, static_cast<int>(signature.outputs.size()));
   }
