@@ -1,8 +1,8 @@
 // Every op of the registry on the CPU, generated from the entries' samples: nobody writes these tests for a new op.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "executor/kernel.h"
 #include "graph/builder.h"
@@ -56,7 +56,7 @@ TEST(Ops, HaveAKernelOrADecomposition) {
 TEST(Ops, KernelsAreOfKnownOps) {
   for (const auto& [name, kernel] : cpu_kernels().kernels) {
     EXPECT_EQ(name, kernel.op);
-    if (name != "Reorder") EXPECT_TRUE(default_registry().find(name)) << name;
+    EXPECT_TRUE(name == "Reorder" || default_registry().find(name)) << name;
   }
 }
 
@@ -184,8 +184,8 @@ Differentiable differentiable(const OpDef& op, const std::string& text) {
     const auto& fixed = op.traits.nondifferentiable_outputs;
     if (std::find(fixed.begin(), fixed.end(), static_cast<int>(i)) != fixed.end()) continue;
     const Expr y = builder.expr(d.graph.outputs[i].value);
-    if (!is_float(y.dtype())) continue;
-    const Expr weights = builder.constant(testing::random_tensor(DType::f64, static_shape(y.shape()), 77 + static_cast<unsigned>(i)));
+    if (y.dtype() != DType::f64) continue;
+    const Expr weights = builder.constant(testing::random_tensor(y.dtype(), static_shape(y.shape()), 77 + static_cast<unsigned>(i)));
     const Expr term = y.rank() == 0 ? y * weights : reduce_sum(y * weights, {}, false);
     loss = loss ? loss + term : term;
   }
@@ -224,19 +224,28 @@ TEST(Ops, GradientsEqualFiniteDifferences) {
     if (!d.any || d.params.empty()) return;
     canonicalise(d.graph);
     const Graph forward = d.graph;
-    const std::map<ValueId, ValueId> gradients = autodiff(d.graph, "loss");
-    for (const auto& [param, gradient] : gradients) d.graph.outputs.push_back({cat("grad.", param.index), gradient});
+    autodiff(d.graph, "loss");
+    const std::vector<std::pair<ValueId, ValueId>> found = gradients(d.graph);
+    for (const auto& [param, gradient] : found) d.graph.outputs.push_back({cat("grad.", param.index), gradient});
 
+    const auto has_gradient = [&](ValueId param) {
+      return std::any_of(found.begin(), found.end(), [&](const auto& entry) { return entry.first == param; });
+    };
     std::map<ValueId, HostTensor> at;
     std::map<ValueId, HostTensor> along;
+    for (ValueId x : d.graph.inputs) {
+      at[x] = testing::random_tensor(d.graph.value(x).type.dtype, static_shape(d.graph.value(x).type.shape), 300, -5, 6);
+    }
     for (std::size_t i = 0; i < d.params.size(); ++i) {
       const Ints shape = static_shape(d.graph.value(d.params[i]).type.shape);
       at[d.params[i]] = point(op, shape, d.ranges[i], 100 + static_cast<unsigned>(i));
+      // Buffers (a batch norm's running statistics) have no gradient; where it is said to be zero, it is tested to be.
+      if (!has_gradient(d.params[i]) && gradient_kind(op) != GradientKind::zero) continue;
       along[d.params[i]] = testing::random_tensor(DType::f64, shape, 200 + static_cast<unsigned>(i));
     }
     const auto results = run_graph(d.graph, at);
     double analytic = 0, gradient_norm = 0, direction_norm = 0;
-    for (const auto& [param, gradient] : gradients) {
+    for (const auto& [param, gradient] : found) {
       const HostTensor& g = results.at(cat("grad.", param.index));
       ASSERT_EQ(g.shape(), at[param].shape());
       analytic += dot(g, along[param]);
@@ -245,8 +254,8 @@ TEST(Ops, GradientsEqualFiniteDifferences) {
     constexpr double kStep = 1e-5;
     const auto loss_at = [&](double step) {
       std::map<ValueId, HostTensor> moved = at;
-      for (auto& [param, value] : moved) {
-        for (std::int64_t k = 0; k < value.numel(); ++k) value.set_double(k, value.as_double(k) + step * along[param].as_double(k));
+      for (const auto& [param, v] : along) {
+        for (std::int64_t k = 0; k < v.numel(); ++k) moved[param].set_double(k, moved[param].as_double(k) + step * v.as_double(k));
       }
       return run_graph(forward, moved).at("loss").as_double(0);
     };
