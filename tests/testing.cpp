@@ -69,19 +69,23 @@ void expect_lines(std::string_view text, const std::vector<LinePattern>& pattern
     std::size_t found = at;
     const auto holds = [&](std::size_t i) { return lines[i].find(pattern.text) != std::string::npos; };
     while (found < lines.size() && !holds(found)) {
-      for (const std::string& bad : forbidden)
+      for (const std::string& bad : forbidden) {
         EXPECT_EQ(lines[found].find(bad), std::string::npos) << "unwanted '" << bad << "' in line " << found + 1;
+      }
       ++found;
     }
     ASSERT_LT(found, lines.size()) << "'" << pattern.text << "' does not follow; the text:\n" << text;
-    if (pattern.kind == LinePattern::Kind::next)
+    if (pattern.kind == LinePattern::Kind::next) {
       EXPECT_EQ(found, at) << "'" << pattern.text << "' is not on the next line";
+    }
     at = found + 1;
     forbidden.clear();
   }
-  for (const std::string& bad : forbidden)
-    for (; at < lines.size(); ++at)
-      EXPECT_EQ(lines[at].find(bad), std::string::npos) << "unwanted '" << bad << "' in line " << at + 1;
+  for (const std::string& bad : forbidden) {
+    for (std::size_t i = at; i < lines.size(); ++i) {
+      EXPECT_EQ(lines[i].find(bad), std::string::npos) << "unwanted '" << bad << "' in line " << i + 1;
+    }
+  }
 }
 
 void expect_golden(const std::string& name, const std::string& text) {

@@ -1,7 +1,10 @@
 // Elementwise kernels: the functors of scalar_ops.h over broadcast loops.
 #include "executor/scalar_ops.h"
 
+#include <array>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "executor/cpu/kernels.h"
 #include "executor/cpu/loops.h"
@@ -9,8 +12,28 @@
 namespace onnxddp::cpu {
 namespace {
 
+/// A functor's value, small and trivially copyable, behind a plain row function: the loops over a nest are compiled once, and
+/// each function of each type adds one inner loop only.
+struct State {
+  alignas(8) std::array<std::byte, 16> bytes{};
+  template <class F>
+  static State of(const F& f) {
+    static_assert(std::is_trivially_copyable_v<F> && sizeof(F) <= 16);
+    State state;
+    std::memcpy(state.bytes.data(), &f, sizeof(F));
+    return state;
+  }
+};
+using UnaryRow = void (*)(const State&, const void*, void*, std::int64_t n, std::int64_t sx, std::int64_t sy);
+using BinaryRow = void (*)(const State&, const void*, const void*, void*, std::int64_t n, std::int64_t sa,
+                           std::int64_t sb, std::int64_t sy);
+
 template <class In, class Out, class F>
-void unary_row(const In* x, Out* y, std::int64_t n, std::int64_t sx, std::int64_t sy, const F& f) {
+void unary_row(const State& state, const void* in, void* out, std::int64_t n, std::int64_t sx, std::int64_t sy) {
+  F f{};
+  std::memcpy(&f, state.bytes.data(), sizeof(F));
+  const In* x = static_cast<const In*>(in);
+  Out* y = static_cast<Out*>(out);
   if (sx == 1 && sy == 1) {
 #pragma omp simd
     for (std::int64_t i = 0; i < n; ++i) y[i] = f(x[i]);
@@ -20,71 +43,90 @@ void unary_row(const In* x, Out* y, std::int64_t n, std::int64_t sx, std::int64_
 }
 
 template <class In, class Out, class F>
-void binary_row(const In* a, const In* b, Out* y, std::int64_t n, std::int64_t sa, std::int64_t sb, std::int64_t sy,
-                const F& f) {
+void binary_row(const State& /*state*/, const void* left, const void* right, void* out, std::int64_t n, std::int64_t sa,
+                std::int64_t sb, std::int64_t sy) {
+  const F f{};
+  const In* a = static_cast<const In*>(left);
+  const In* b = static_cast<const In*>(right);
+  Out* y = static_cast<Out*>(out);
   if (sy == 1 && sa == 1 && sb == 1) {
 #pragma omp simd
     for (std::int64_t i = 0; i < n; ++i) y[i] = f(a[i], b[i]);
   } else if (sy == 1 && sa == 1 && sb == 0) {
-    const In right = *b;
+    const In second = *b;
 #pragma omp simd
-    for (std::int64_t i = 0; i < n; ++i) y[i] = f(a[i], right);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = f(a[i], second);
   } else if (sy == 1 && sa == 0 && sb == 1) {
-    const In left = *a;
+    const In first = *a;
 #pragma omp simd
-    for (std::int64_t i = 0; i < n; ++i) y[i] = f(left, b[i]);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = f(first, b[i]);
   } else {
     for (std::int64_t i = 0; i < n; ++i) y[i * sy] = f(a[i * sa], b[i * sb]);
   }
 }
 
-template <class In, class Out, class F>
-Run unary(const PlanContext& c, F f) {
+/// Element strides as byte strides, so that the nest need not know the types.
+template <std::size_t K>
+void to_bytes(Nest<K>& nest, const std::array<std::int64_t, K>& sizes) {
+  for (auto& axis : nest.axes)
+    for (std::size_t k = 0; k < K; ++k) axis.stride[k] *= sizes[k];
+}
+std::int64_t size_of(const SlotType& type) { return static_cast<std::int64_t>(dtype_size(type.dtype)); }
+const std::byte* at_byte(const void* p, std::int64_t offset) { return static_cast<const std::byte*>(p) + offset; }
+std::byte* at_byte(void* p, std::int64_t offset) { return static_cast<std::byte*>(p) + offset; }
+
+Run run_unary(const PlanContext& c, UnaryRow row, const State& state) {
   Nest<2> nest = elementwise_nest<1>(c.outputs[0], {&c.inputs[0]});
   const auto inner = nest.take_inner();
+  const std::int64_t ny = size_of(c.outputs[0]), nx = size_of(c.inputs[0]);
+  to_bytes(nest, {ny, nx});
   const std::int64_t rows = nest.count();
   const int threads = c.threads;
-  if (rows == 1) {  // contiguous: the usual case
-    return [=](const RunContext& r) {
-      const In* x = r.in<In>(0);
-      Out* y = r.out<Out>(0);
-      parallel_for(threads, inner.size, kGrain, [&](std::int64_t b, std::int64_t e) {
-        unary_row(x + b * inner.stride[1], y + b * inner.stride[0], e - b, inner.stride[1], inner.stride[0], f);
+  const auto [sy, sx] = inner.stride;
+  return [=, sy = sy, sx = sx, n = inner.size](const RunContext& r) {
+    if (rows == 1) {  // contiguous: the usual case
+      parallel_for(threads, n, kGrain, [&](std::int64_t b, std::int64_t e) {
+        row(state, at_byte(r.inputs[0], b * sx * nx), at_byte(r.outputs[0], b * sy * ny), e - b, sx, sy);
       });
-    };
-  }
-  return [=](const RunContext& r) {
-    const In* x = r.in<In>(0);
-    Out* y = r.out<Out>(0);
-    parallel_for(threads, rows, grain_of(inner.size), [&](std::int64_t b, std::int64_t e) {
+      return;
+    }
+    parallel_for(threads, rows, grain_of(n), [&](std::int64_t b, std::int64_t e) {
+      nest.each(b, e, [&](const auto& at) { row(state, at_byte(r.inputs[0], at[1]), at_byte(r.outputs[0], at[0]), n, sx, sy); });
+    });
+  };
+}
+
+Run run_binary(const PlanContext& c, BinaryRow row, const State& state) {
+  Nest<3> nest = elementwise_nest<2>(c.outputs[0], {&c.inputs[0], &c.inputs[1]});
+  const auto inner = nest.take_inner();
+  const std::int64_t ny = size_of(c.outputs[0]), nx = size_of(c.inputs[0]);
+  to_bytes(nest, {ny, nx, nx});
+  const std::int64_t rows = nest.count();
+  const int threads = c.threads;
+  const auto [sy, sa, sb] = inner.stride;
+  return [=, sy = sy, sa = sa, sb = sb, n = inner.size](const RunContext& r) {
+    if (rows == 1) {
+      parallel_for(threads, n, kGrain, [&](std::int64_t b, std::int64_t e) {
+        row(state, at_byte(r.inputs[0], b * sa * nx), at_byte(r.inputs[1], b * sb * nx), at_byte(r.outputs[0], b * sy * ny),
+            e - b, sa, sb, sy);
+      });
+      return;
+    }
+    parallel_for(threads, rows, grain_of(n), [&](std::int64_t b, std::int64_t e) {
       nest.each(b, e, [&](const auto& at) {
-        unary_row(x + at[1], y + at[0], inner.size, inner.stride[1], inner.stride[0], f);
+        row(state, at_byte(r.inputs[0], at[1]), at_byte(r.inputs[1], at[2]), at_byte(r.outputs[0], at[0]), n, sa, sb, sy);
       });
     });
   };
 }
 
 template <class In, class Out, class F>
-Run binary(const PlanContext& c, F f) {
-  Nest<3> nest = elementwise_nest<2>(c.outputs[0], {&c.inputs[0], &c.inputs[1]});
-  const auto inner = nest.take_inner();
-  const std::int64_t rows = nest.count();
-  const int threads = c.threads;
-  const auto [sy, sa, sb] = inner.stride;
-  return [=, sy = sy, sa = sa, sb = sb](const RunContext& r) {
-    const In* a = r.in<In>(0);
-    const In* b = r.in<In>(1);
-    Out* y = r.out<Out>(0);
-    if (rows == 1) {
-      parallel_for(threads, inner.size, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        binary_row(a + begin * sa, b + begin * sb, y + begin * sy, end - begin, sa, sb, sy, f);
-      });
-      return;
-    }
-    parallel_for(threads, rows, grain_of(inner.size), [&](std::int64_t begin, std::int64_t end) {
-      nest.each(begin, end, [&](const auto& at) { binary_row(a + at[1], b + at[2], y + at[0], inner.size, sa, sb, sy, f); });
-    });
-  };
+Run unary(const PlanContext& c, const F& f) {
+  return run_unary(c, unary_row<In, Out, F>, State::of(f));
+}
+template <class In, class Out, class F>
+Run binary(const PlanContext& c, const F& f) {
+  return run_binary(c, binary_row<In, Out, F>, State::of(f));
 }
 
 template <class T>
@@ -153,11 +195,18 @@ Run prepare_cast(PlanContext& c) {
   });
 }
 
+struct Same {
+  template <class T>
+  T operator()(T x) const {
+    return x;
+  }
+};
+
 /// Identity of every type, and Copy, which differs in the planner's eyes only.
 Run prepare_copy(PlanContext& c) {
   return with_width(c.inputs[0].dtype, [&](auto element) {
     using T = decltype(element);
-    return unary<T, T>(c, [](T x) { return x; });
+    return unary<T, T>(c, Same());
   });
 }
 
@@ -211,12 +260,19 @@ void add_clip(KernelTable& table, const char* op) {
               }});
 }
 
+struct Square {
+  template <class T>
+  T operator()(T x) const {
+    return x * x;
+  }
+};
+
 /// x^2, x^0.5 … with one exponent for all are common in exported models; the rest goes through pow.
 template <class T>
 Run prepare_pow(PlanContext& c) {
   Run general = binary<T, T>(c, scalar::Pow());
   if (c.inputs[1].numel() != 1) return general;
-  Run square = unary<T, T>(c, [](T x) { return x * x; });
+  Run square = unary<T, T>(c, Square());
   return [=](const RunContext& r) { (*r.in<T>(1) == T(2) ? square : general)(r); };
 }
 

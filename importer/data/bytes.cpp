@@ -11,7 +11,7 @@
 
 namespace onnxddp {
 
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   std::string out = "'";
   for (const char c : name.substr(0, 200)) {
     if (const auto code = static_cast<unsigned char>(c); code < 0x20 || code == 0x7f) {

@@ -19,7 +19,7 @@ namespace onnxddp {
 static_assert(std::endian::native == std::endian::little, "binary formats are read as little-endian");
 
 /// The text in quotes, control characters as \xNN: names from a file must not steer a terminal.
-std::string quoted(std::string_view name);
+std::string in_quotes(std::string_view name);
 /// "1.2 MiB"
 std::string size_str(std::uint64_t bytes);
 /// a*b, a+b; throws Error(`what` is too large) in `place` on overflow.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "importer/data/npy.h"
@@ -28,7 +30,7 @@ std::unique_ptr<Dataset> open_file(const std::filesystem::path& file) {
     if (std::find(f.extensions.begin(), f.extensions.end(), extension) != f.extensions.end()) return f.open(file);
   }
   throw Error(cat("the data format of ", file.string(), " is unknown: ",
-                  extension.empty() ? "its name has no extension" : cat("extension ", quoted(extension))))
+                  extension.empty() ? "its name has no extension" : cat("extension ", in_quotes(extension))))
       .in(file.string())
       .hint("formats: " + known_formats());
 }
@@ -68,7 +70,7 @@ Range range_of(DType dtype) {
 std::int64_t first_misfit(const HostTensor& from, const HostTensor& to) {
   if (is_float(to.dtype())) {
     if (to.dtype() == DType::f64 || !is_float(from.dtype())) return -1;  // integers stay finite, if rounded
-    for (std::int64_t i = 0; i < to.numel(); ++i) {
+    for (std::int64_t i = 0, n = to.numel(); i < n; ++i) {
       if (!(std::abs(to.as_double(i)) <= std::numeric_limits<double>::max())) return i;
     }
     return -1;
@@ -76,7 +78,7 @@ std::int64_t first_misfit(const HostTensor& from, const HostTensor& to) {
   const Range have = range_of(from.dtype()), want = range_of(to.dtype());
   const bool large = from.dtype() == DType::u64 && to.dtype() != DType::u64;  // may exceed 63 bits
   if (!large && want.low <= have.low && have.high <= want.high) return -1;
-  for (std::int64_t i = 0; i < from.numel(); ++i) {
+  for (std::int64_t i = 0, n = from.numel(); i < n; ++i) {
     const std::int64_t value = from.as_int(i);
     const bool wrapped = from.dtype() == DType::u64 && value < 0;
     if (wrapped || value < want.low || value > want.high) return i;
@@ -84,16 +86,42 @@ std::int64_t first_misfit(const HostTensor& from, const HostTensor& to) {
   return -1;
 }
 
+template <class From>
+HostTensor to_float(const HostTensor& from) {
+  HostTensor to(DType::f32, from.shape());
+  auto* out = to.mutable_data<float>();
+  for (std::int64_t i = 0, n = from.numel(); i < n; ++i) {
+    From value;
+    std::memcpy(&value, from.raw() + static_cast<std::size_t>(i) * sizeof value, sizeof value);
+    out[i] = static_cast<float>(value);
+  }
+  return to;
+}
+
+/// cast(), with loops of their own for what feeds most models: images and tables for a float input.
+HostTensor fast_cast(const HostTensor& from, DType to) {
+  if (to == DType::f32) {
+    switch (from.dtype()) {
+      case DType::u8: return to_float<std::uint8_t>(from);
+      case DType::i32: return to_float<std::int32_t>(from);
+      case DType::i64: return to_float<std::int64_t>(from);
+      case DType::f64: return to_float<double>(from);
+      default: break;
+    }
+  }
+  return from.cast(to);
+}
+
 HostTensor convert(const HostTensor& from, const ArrayInfo& info, const Column& column, std::span<const std::int64_t> indices) {
   if (from.dtype() == column.dtype) return from;
-  HostTensor to = from.cast(column.dtype);
+  HostTensor to = fast_cast(from, column.dtype);
   const std::int64_t bad = first_misfit(from, to);
   if (bad < 0) return to;
   const std::int64_t row = indices[static_cast<std::size_t>(bad / (from.numel() / static_cast<std::int64_t>(indices.size())))];
-  throw Error(cat("a value of array ", quoted(info.name), " does not fit ", dtype_name(column.dtype), ": row ", row))
-      .at(cat(quoted(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, value ",
+  throw Error(cat("a value of array ", in_quotes(info.name), " does not fit ", dtype_name(column.dtype), ": row ", row))
+      .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, value ",
               is_float(from.dtype()) ? number_str(from.as_double(bad)) : cat(from.as_int(bad))))
-      .hint(cat("input ", quoted(column.input), " is ", dtype_name(column.dtype)));
+      .hint(cat("input ", in_quotes(column.input), " is ", dtype_name(column.dtype)));
 }
 
 }  // namespace
@@ -112,8 +140,8 @@ std::unique_ptr<Dataset> open_dataset(const std::vector<std::filesystem::path>& 
 
 std::string conversion(const ArrayInfo& info, const Column& column) {
   const auto report = [&](const std::string& what) {
-    return Error(cat(what, ": array ", quoted(info.name), ", input ", quoted(column.input)))
-        .at(cat(quoted(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, wanted: ",
+    return Error(cat(what, ": array ", in_quotes(info.name), ", input ", in_quotes(column.input)))
+        .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, wanted: ",
                 dtype_name(column.dtype), shape_str(column.row_shape)));
   };
   if (info.row_shape != column.row_shape && !differ_by_one_dim(info.row_shape, column.row_shape)) {

@@ -39,7 +39,7 @@ constexpr Code kCodes[] = {{"b1", DType::boolean}, {"i1", DType::i8},  {"i2", DT
     what = "dates or times";
     hint = "save numbers: x.astype(numpy.int64)";
   }
-  throw Error(cat("the array holds ", what)).at(cat("dtype ", quoted(descr))).in(place).hint(hint);
+  throw Error(cat("the array holds ", what)).at(cat("dtype ", in_quotes(descr))).in(place).hint(hint);
 }
 
 /// The dict literal {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, keys in any order.
@@ -59,7 +59,7 @@ class HeaderText {
       } else if (key == "shape" && !shape_) {
         shape_ = tuple();
       } else {
-        fail(cat("unexpected or repeated key ", quoted(key)));
+        fail(cat("unexpected or repeated key ", in_quotes(key)));
       }
       if (!accept(',') && peek() != '}') fail("',' or '}' expected");
     }
@@ -246,7 +246,7 @@ NpyHeader read_npy_header(const PullBytes& pull, std::uint64_t total, const std:
 
 Array npy_array(const NpyHeader& header, std::string name, Bytes elements, const std::string& place) {
   if (header.shape.empty()) {
-    throw Error(cat("array ", quoted(name), " is a single number: it has no sample axis"))
+    throw Error(cat("array ", in_quotes(name), " is a single number: it has no sample axis"))
         .in(place)
         .hint("leave it out of the file; every array needs one row per sample");
   }

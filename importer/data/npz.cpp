@@ -5,9 +5,11 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <set>
+#include <utility>
 
 #include "importer/data/npy.h"
 #include "importer/data/zip.h"
@@ -34,10 +36,10 @@ void check_unpacked_size(const File& file, const std::vector<ZipMember>& members
 
 Array open_member(const std::shared_ptr<const File>& file, const ZipMember& member) {
   if (member.name.size() <= kSuffix.size() || !member.name.ends_with(kSuffix)) {
-    throw Error(cat("member ", quoted(member.name), " is no .npy array")).in(file->name()).hint("leave it out of the archive");
+    throw Error(cat("member ", in_quotes(member.name), " is no .npy array")).in(file->name()).hint("leave it out of the archive");
   }
   std::string name = member.name.substr(0, member.name.size() - kSuffix.size());
-  const std::string place = cat(file->name(), ", array ", quoted(name));
+  const std::string place = cat(file->name(), ", array ", in_quotes(name));
   if (!member.deflated) {
     std::uint64_t position = 0;
     const PullBytes pull = [&](std::byte* out, std::size_t count) {
@@ -141,7 +143,7 @@ std::string extra64(std::initializer_list<std::uint64_t> values) {
 }
 
 Written write_member(NewFile& file, const std::string& name, const HostTensor& tensor) {
-  if (name.size() > 4000) throw Error(cat("the name ", quoted(name), " is too long for an .npz file"));
+  if (name.size() > 4000) throw Error(cat("the name ", in_quotes(name), " is too long for an .npz file"));
   const std::string head = npy_header_text(tensor.dtype(), tensor.shape());
   Written w{name + std::string(kSuffix), 0, head.size() + tensor.bytes(), file.position()};
   auto crc = ::crc32_z(0, reinterpret_cast<const Bytef*>(head.data()), head.size());
@@ -205,7 +207,7 @@ std::unique_ptr<Dataset> open_npz(const std::filesystem::path& path) {
   check_unpacked_size(*file, members);
   std::set<std::string> names;
   for (const ZipMember& m : members) {  // before any is unpacked
-    if (!names.insert(m.name).second) throw Error(cat("the archive holds two members ", quoted(m.name))).in(file->name());
+    if (!names.insert(m.name).second) throw Error(cat("the archive holds two members ", in_quotes(m.name))).in(file->name());
   }
   std::vector<Array> arrays;
   for (const ZipMember& m : members) arrays.push_back(open_member(file, m));
@@ -215,7 +217,7 @@ std::unique_ptr<Dataset> open_npz(const std::filesystem::path& path) {
 void write_npz(const std::filesystem::path& path, const std::vector<std::pair<std::string, HostTensor>>& arrays) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : arrays) {
-    if (!names.insert(name).second) throw Error(cat("two arrays have the name ", quoted(name))).in(path.string());
+    if (!names.insert(name).second) throw Error(cat("two arrays have the name ", in_quotes(name))).in(path.string());
   }
   NewFile file(path);
   std::string directory;

@@ -20,13 +20,13 @@ void check_counts(const std::vector<Count>& counts) {
   std::map<std::string, const Count*> seen;
   for (const Count& c : counts) {
     if (const auto [other, fresh] = seen.emplace(c.name, &c); !fresh) {
-      throw Error(cat("two arrays have the name ", quoted(c.name)))
+      throw Error(cat("two arrays have the name ", in_quotes(c.name)))
           .in(cat(other->second->place, "; ", c.place))
           .hint("arrays are matched to inputs by name: rename or leave out one of them");
     }
     if (c.rows != counts.front().rows) {
-      throw Error(cat("arrays have different numbers of rows: ", quoted(counts.front().name), " has ",
-                      counts.front().rows, ", ", quoted(c.name), " has ", c.rows))
+      throw Error(cat("arrays have different numbers of rows: ", in_quotes(counts.front().name), " has ",
+                      counts.front().rows, ", ", in_quotes(c.name), " has ", c.rows))
           .in(c.place)
           .hint("every array needs one row per sample on its first axis");
     }
@@ -116,7 +116,7 @@ class Table : public Dataset {
     if (bad < 0) return;
     const std::int64_t per_row = t.numel() / static_cast<std::int64_t>(indices.size());
     const char* kind = std::isnan(t.as_double(bad)) ? "NaN" : "an infinity";
-    throw Error(cat("the data holds ", kind, ": array ", quoted(a.info.name), ", row ",
+    throw Error(cat("the data holds ", kind, ": array ", in_quotes(a.info.name), ", row ",
                     indices[static_cast<std::size_t>(bad / per_row)]))
         .at(cat("element ", bad % per_row, " of the row"))
         .in(a.place)
@@ -183,10 +183,10 @@ std::unique_ptr<Dataset> make_table(std::vector<Array> arrays, const std::string
   if (arrays.empty()) throw Error(cat(file, " holds no arrays")).in(file);
   std::vector<Count> counts;
   for (const Array& a : arrays) {
-    if (a.rows == 0) throw Error(cat("array ", quoted(a.info.name), " has no rows")).in(a.place);
+    if (a.rows == 0) throw Error(cat("array ", in_quotes(a.info.name), " has no rows")).in(a.place);
     if (a.bytes.size == 0) {
-      throw Error(cat("the rows of array ", quoted(a.info.name), " have no elements"))
-          .at(cat(quoted(a.info.name), ": row shape ", shape_str(a.info.row_shape)))
+      throw Error(cat("the rows of array ", in_quotes(a.info.name), " have no elements"))
+          .at(cat(in_quotes(a.info.name), ": row shape ", shape_str(a.info.row_shape)))
           .in(a.place);
     }
     counts.push_back({a.info.name, a.place, a.rows});

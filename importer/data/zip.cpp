@@ -56,7 +56,7 @@ Directory find_directory(const File& file) {
   const std::uint64_t tail_bytes = std::min<std::uint64_t>(file.size(), kEndBytes + kNone16);
   const auto tail = read_part(file, file.size() - tail_bytes, tail_bytes);
   for (std::uint64_t back = kEndBytes; back <= tail_bytes; ++back) {
-    Reader record(std::span(tail).subspan(tail_bytes - back), file.name());
+    Reader record(std::span<const std::byte>(tail.data(), tail.size()).last(back), file.name());
     if (record.u32() != kEndSignature) continue;
     const std::uint16_t disk = record.u16(), start_disk = record.u16(), here = record.u16();
     Directory out;
@@ -110,30 +110,30 @@ ZipMember read_entry(Reader& directory, const File& file) {
   out.name = directory.text(name);
   read_extra64(Reader(directory.take(extra), file.name()), file, {&out.bytes, &out.stored_bytes, &out.header_offset});
   directory.take(comment);
-  if ((flags & 1) != 0) throw Error(cat("member ", quoted(out.name), " is encrypted")).in(file.name());
+  if ((flags & 1) != 0) throw Error(cat("member ", in_quotes(out.name), " is encrypted")).in(file.name());
   if (method != 0 && method != 8) {
-    throw Error(cat("member ", quoted(out.name), " is packed by method ", method, "; stored and deflate are read"))
+    throw Error(cat("member ", in_quotes(out.name), " is packed by method ", method, "; stored and deflate are read"))
         .in(file.name())
         .hint("write it with numpy.savez or numpy.savez_compressed");
   }
   out.deflated = method == 8;
-  if (!out.deflated && out.bytes != out.stored_bytes) damaged(file, cat("member ", quoted(out.name), " has two different sizes"));
+  if (!out.deflated && out.bytes != out.stored_bytes) damaged(file, cat("member ", in_quotes(out.name), " has two different sizes"));
   return out;
 }
 
 void find_data(const File& file, std::uint64_t limit, ZipMember& member) {
   const auto header_bytes = read_part(file, member.header_offset, kLocalBytes);
   Reader header(header_bytes, file.name());
-  if (header.u32() != kLocalSignature) damaged(file, cat("the header of member ", quoted(member.name), " is missing"));
+  if (header.u32() != kLocalSignature) damaged(file, cat("the header of member ", in_quotes(member.name), " is missing"));
   header.take(22);
   const std::uint16_t name = header.u16(), extra = header.u16();
   const auto name_bytes = read_part(file, member.header_offset + kLocalBytes, name);
   if (Reader(name_bytes, file.name()).text(name) != member.name) {
-    damaged(file, cat("member ", quoted(member.name), " has two different names"));
+    damaged(file, cat("member ", in_quotes(member.name), " has two different names"));
   }
   member.data_offset = member.header_offset + kLocalBytes + name + extra;
   if (member.data_offset > limit || member.stored_bytes > limit - member.data_offset) {
-    damaged(file, cat("member ", quoted(member.name), " reaches behind its end"));
+    damaged(file, cat("member ", in_quotes(member.name), " reaches behind its end"));
   }
 }
 
@@ -144,7 +144,7 @@ void check_overlaps(const File& file, const std::vector<ZipMember>& members) {
   std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->header_offset < b->header_offset; });
   for (std::size_t i = 1; i < sorted.size(); ++i) {
     if (sorted[i]->header_offset < sorted[i - 1]->data_offset + sorted[i - 1]->stored_bytes) {
-      damaged(file, cat("members ", quoted(sorted[i - 1]->name), " and ", quoted(sorted[i]->name), " overlap"));
+      damaged(file, cat("members ", in_quotes(sorted[i - 1]->name), " and ", in_quotes(sorted[i]->name), " overlap"));
     }
   }
 }

@@ -19,7 +19,8 @@ TEST(Autodiff, AddsTheContributionsOfEveryUse) {
     const  c.1: f32[] = [1]
       a: f32[3] = Mul(w, w)
       loss: f32[] = ReduceSum(a) {axes=[0], keepdims=0}
-      a.grad: f32[3] = Expand(c.1) {shape=[3]}
+      loss.bw: f32[1] = Reshape(c.1) {shape=[1]}
+      a.grad: f32[3] = Expand(loss.bw) {shape=[3]}
       w.grad: f32[3] = Mul(a.grad, w)
       w.grad.2: f32[3] = Mul(a.grad, w)
       w.grad.sum: f32[3] = Add(w.grad, w.grad.2)
@@ -43,7 +44,8 @@ TEST(Autodiff, SumsOverBroadcastAxes) {
     const  c.1: f32[] = [1]
       y: f32[N,3] = Add(x, b)
       loss: f32[] = ReduceSum(y) {axes=[0,1], keepdims=0}
-      y.grad: f32[N,3] = Expand(c.1) {shape=[N,3]}
+      loss.bw: f32[1,1] = Reshape(c.1) {shape=[1,1]}
+      y.grad: f32[N,3] = Expand(loss.bw) {shape=[N,3]}
       b.grad: f32[3] = SumTo(y.grad) {shape=[3]}
     output loss
     output b.grad
