@@ -62,6 +62,11 @@ Heartbeat::~Heartbeat() {
   }
   stop_.notify_all();
   thread_.join();
+  try {
+    store_.set(heartbeat_key(options_.rank), now().str());  // where this rank has stopped
+  } catch (const std::exception&) {
+    // Without a store nobody asks.
+  }
 }
 
 void Heartbeat::begin(const char* op) {
@@ -133,7 +138,7 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_dead(bool also_victims) {
   if (!first || (std::get<0>(*first) && !also_victims)) return std::nullopt;
   const int rank = std::get<2>(*first);
   const Progress last = read(rank).value_or(Progress{});
-  return Suspect{rank, cat("rank ", rank, " ", std::get<3>(*first), "; it was last seen ", last.describe())};
+  return Suspect{rank, cat("rank ", rank, " ", std::get<3>(*first), "; its last sign of life was ", last.describe())};
 }
 
 // A rank whose side thread has stopped: a stopped process, a dead machine, a cut network.
