@@ -35,6 +35,14 @@ const T& typed(const Node& node, std::string_view name) {
   return *value;
 }
 
+/// The element type by which a kernel is found: of the first floating input, else of the first input.
+DType kernel_dtype(const std::vector<SlotType>& inputs) {
+  for (const SlotType& type : inputs) {
+    if (is_float(type.dtype)) return type.dtype;
+  }
+  return inputs.empty() ? DType::f32 : inputs.front().dtype;
+}
+
 }  // namespace
 
 std::int64_t PlanContext::integer(std::string_view name) const { return typed<std::int64_t>(node, name); }
@@ -51,13 +59,6 @@ Ints PlanContext::integers(std::string_view name) const {
   const Attr& attr = attribute(node, name);
   if (std::holds_alternative<Dims>(attr)) return static_shape(std::get<Dims>(attr));
   return typed<Ints>(node, name);
-}
-
-DType kernel_dtype(const std::vector<SlotType>& inputs) {
-  for (const SlotType& type : inputs) {
-    if (is_float(type.dtype)) return type.dtype;
-  }
-  return inputs.empty() ? DType::f32 : inputs.front().dtype;
 }
 
 const Kernel* KernelTable::find(std::string_view op, DType dtype) const {
@@ -81,6 +82,11 @@ std::vector<HostTensor> evaluate_node(const Graph& graph, NodeId id, const std::
   }
   std::vector<HostTensor> results;
   for (ValueId y : node.outputs) {
+    if (!y) {
+      out.push_back({DType::f32, {0}, Layout::dense});
+      results.emplace_back();
+      continue;
+    }
     const TensorType& type = graph.value(y).type;
     out.push_back({type.dtype, static_shape(type.shape), Layout::dense});
     results.emplace_back(type.dtype, out.back().shape);
@@ -92,9 +98,7 @@ std::vector<HostTensor> evaluate_node(const Graph& graph, NodeId id, const std::
   PlanContext context(graph, node, std::move(in), std::move(out), 1);
   const Run run = kernel->prepare(context);
   std::vector<void*> writes;
-  for (HostTensor& t : results) writes.push_back(t.mutable_raw());
-  // A kernel with fewer outputs in the node than in its entry sees null for the others.
-  writes.resize(writes.size() + 4, nullptr);
+  for (std::size_t i = 0; i < results.size(); ++i) writes.push_back(node.outputs[i] ? results[i].mutable_raw() : nullptr);
   const HostTensor scratch(DType::u8, {static_cast<std::int64_t>(context.scratch_bytes)});
   run({reads.data(), writes.data(), const_cast<std::byte*>(scratch.raw()), nullptr});
   return results;

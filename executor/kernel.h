@@ -39,6 +39,7 @@ class PlanContext {
   std::size_t scratch_bytes = 0;  // set by prepare: temporary memory during run
 
   bool has(std::size_t i) const { return i < node.inputs.size() && node.inputs[i]; }
+  bool has_output(std::size_t i) const { return i < node.outputs.size() && node.outputs[i]; }
   std::int64_t integer(std::string_view name) const;  // attribute or the entry's default
   double number(std::string_view name) const;
   bool flag(std::string_view name) const { return integer(name) != 0; }
@@ -46,10 +47,7 @@ class PlanContext {
   Ints integers(std::string_view name) const;  // also bound dims
 };
 
-/// The element type by which a kernel is found: of the first floating input, else of the first input.
-DType kernel_dtype(const std::vector<SlotType>& inputs);
-
-/// What `run` gets: one pointer per operand (null: absent), scratch.
+/// What `run` gets: one pointer per operand of the node (null: absent), scratch.
 struct RunContext {
   const void* const* inputs;
   void* const* outputs;

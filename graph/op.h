@@ -25,7 +25,7 @@ struct Traits {
   Lane lane = Lane::compute;
   bool random = false;                         // never merged with an equal node
   bool collective = false;                     // never moved, merged or removed
-  std::vector<std::pair<int, int>> in_place = {};  // {input, output} that may share memory; {-1, -1}: every i with i
+  std::vector<std::pair<int, int>> in_place = {};    // {input, output} that may share memory
   std::vector<int> nondifferentiable_outputs = {};  // e.g. indices of MaxPool
 };
 

@@ -119,14 +119,14 @@ Run dropout(const PlanContext& c) {
   const SlotType& x = c.inputs[0];
   const std::int64_t n = x.numel(), key = c.integer("key");
   const double ratio = c.number("ratio");
-  const bool batch = c.flag("batch") && !x.shape.empty();
+  const bool batch = c.flag("batch") && !x.shape.empty(), masked = c.has_output(1);
   const std::int64_t inner = batch ? (n == 0 ? 1 : n / x.shape[0]) : 0;
   const T scale = static_cast<T>(ratio < 1.0 ? 1.0 / (1.0 - ratio) : 0.0);
   return [=, threads = c.threads](const RunContext& r) {
     const DropoutBits bits = DropoutBits::from(r.in<std::int64_t>(1), key, ratio, inner);
     const T* in = r.in<T>(0);
     T* out = r.out<T>(0);
-    bool* mask = r.outputs[1] ? r.out<bool>(1) : nullptr;
+    bool* mask = masked ? r.out<bool>(1) : nullptr;
     if (!batch || bits.world == 1) {
       parallel_for(threads, n, kGrain / 8, [&](std::int64_t b, std::int64_t e) { drop_run(bits, b, e - b, in, out, mask, scale); });
       return;

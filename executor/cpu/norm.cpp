@@ -266,12 +266,13 @@ Run grad_sums(const PlanContext& c) {
   const Channels v = channels_of(c.inputs[0]);
   const double epsilon = c.number("epsilon");
   const int threads = c.threads;
+  const bool both = c.has_output(1);
   return [=](const RunContext& r) {
     const T* dy = r.in<T>(0);
     const T* x = r.in<T>(1);
     const Stats<T> stats(r.in<T>(2), v.c);
     T* dbias = r.out<T>(0);
-    T* dscale = r.out<T>(1);
+    T* dscale = both ? r.out<T>(1) : nullptr;
     const T* mean = stats.mean;
     over_channels(v, threads, [&](std::int64_t begin, std::int64_t end) {
       const auto terms = [=](std::int64_t at, std::int64_t k) {
@@ -324,7 +325,7 @@ template <class T>
 Run running_stats(const PlanContext& c) {
   const std::int64_t n = c.inputs[0].numel();
   const double momentum = c.number("momentum");
-  const bool unbiased = c.flag("unbiased");
+  const bool unbiased = c.flag("unbiased"), both = c.has_output(1);
   return [=](const RunContext& r) {
     const Stats<T> stats(r.in<T>(2), n);
     const double divisor = unbiased ? std::max(stats.count - 1.0, 1.0) : std::max(stats.count, 1.0);
@@ -333,7 +334,7 @@ Run running_stats(const PlanContext& c) {
       const T mean = r.in<T>(0)[k], var = r.in<T>(1)[k];
       const bool any = stats.count > 0;
       if (r.out<T>(0)) r.out<T>(0)[k] = any ? mean * keep + stats.mean[k] * take : mean;
-      if (r.out<T>(1)) r.out<T>(1)[k] = any ? var * keep + static_cast<T>(static_cast<double>(stats.m2[k]) / divisor) * take : var;
+      if (both) r.out<T>(1)[k] = any ? var * keep + static_cast<T>(static_cast<double>(stats.m2[k]) / divisor) * take : var;
     }
   };
 }

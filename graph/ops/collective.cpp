@@ -26,7 +26,7 @@ std::span<const OpDef> collective_ops() {
   {.name = "AllReduce",
    .signature = "(xs...: number) -> ys...",
    .attrs = {{"op", std::string("sum")}},
-   .traits = {.lane = Lane::comm, .collective = true, .in_place = {{-1, -1}}},
+   .traits = {.lane = Lane::comm, .collective = true},  // the planner lays operands and results into one bucket
    .onnx = {},
    .infer = all_reduce_infer,
    .gradient = not_differentiable,
