@@ -19,10 +19,10 @@
 //   }  // namespace onnxddp
 //
 // Rules for kernels:
-// - Declare every byte that a kernel may touch: reads(p, n), writes(p, n) (all n elements get a value),
-//   updates(p, n) (read and written, or written in part). n counts elements. The emulator checks races, uninitialised
-//   reads and freed memory from these ranges, faults on undeclared buffers, and reports a pointer argument that no
-//   range covers. For pointers inside a device table pass a std::vector<Range> in place of the braces.
+// - Declare every byte that a kernel may touch: reads(p, n), writes(p, n) (written, old values not read),
+//   updates(p, n) (read and written). n counts elements. The emulator checks races, uninitialised reads and freed
+//   memory from these ranges, faults on undeclared buffers, and reports a pointer argument that no range covers.
+//   For pointers inside a device table pass a std::vector<Range> in place of the braces.
 // - Shared arrays: ONNXDDP_SHARED(type, name, [n]...), or ONNXDDP_DYNAMIC_SHARED(type, name) for the
 //   launch's shared_bytes (one type a kernel; pass shared_bytes = n * sizeof(type)). Use them by index and `auto`
 //   only: under emulation an element is a checked wrapper (a missing barrier or an unwritten element is a report), so
@@ -62,13 +62,13 @@ template <class T>
 Range reads(const T* p, int64_t n) {
   return {p, static_cast<size_t>(n) * sizeof(T), true, false};
 }
-/// The kernel gives every one of n elements from p on a new value, and does not read the old ones.
+/// The kernel writes (some of) n elements from p on and does not read the old ones.
 template <class T>
 Range writes(T* p, int64_t n) {
   static_assert(!std::is_const_v<T>, "writes() needs a pointer to mutable elements");
   return {p, static_cast<size_t>(n) * sizeof(T), false, true};
 }
-/// The kernel reads and writes n elements from p on, or writes only some of them.
+/// The kernel reads and writes n elements from p on.
 template <class T>
 Range updates(T* p, int64_t n) {
   static_assert(!std::is_const_v<T>, "updates() needs a pointer to mutable elements");

@@ -49,6 +49,7 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_
 
 // --- rendezvous of threads (fiber.cpp) ---
 
+inline constexpr int kWarpSize = 32;
 enum class Vote { kNone, kAnd, kOr, kCount };
 /// Waits for all living threads of the block; returns the vote over `predicate`. Threads that meet at different
 /// source lines are a report (a barrier in divergent code).
@@ -240,7 +241,7 @@ using Value = typename ValueOf<T>::type;
 #define blockIdx ::cudaemu::block_index
 #define blockDim ::cudaemu::block_size
 #define gridDim ::cudaemu::grid_size
-#define warpSize 32
+inline constexpr int warpSize = ::cudaemu::kWarpSize;
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 

@@ -1,0 +1,502 @@
+// Streams, events and the scheduler; the happens-before checker. Operations are checked when they are queued, by
+// vector clocks, so what the checker finds does not depend on the schedule.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tests/cudaemu/core.h"
+
+namespace cudaemu {
+
+std::function<bool()> peers_progress;
+bool in_host_function = false;
+
+namespace {
+
+struct Touch {
+  const char *from, *to;
+  bool write;
+  int stream;
+  uint64_t time;
+  std::string name;
+};
+
+struct State {
+  std::vector<CUstream_st*> streams;
+  std::vector<Touch> touches;
+  std::vector<std::pair<PinUse, std::pair<int, uint64_t>>> pins_in_flight;
+  Clock host;
+  int next_id = 1;
+  uint64_t progress = 0;
+  CUstream_st* default_stream = nullptr;
+};
+State& state() {
+  static auto* s = new State;
+  return *s;
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool covers(const Clock& clock, int stream, uint64_t time) {
+  const auto it = clock.find(stream);
+  return it != clock.end() && it->second >= time;
+}
+
+const char* verb(bool write) { return write ? " writes " : " reads "; }
+
+void check_memory(const Op& op, const Access& a) {
+  char* base = nullptr;
+  Block* block = find_block(a.data, &base);
+  if (block == nullptr) {
+    report(op.name + ": out of bounds, the address is in no buffer");
+    return;
+  }
+  const size_t from = static_cast<size_t>(static_cast<const char*>(a.data) - base), to = from + a.bytes;
+  if (block->freed)
+    report(op.name + ": use after free of " + describe_address(a.data));
+  else if (to > block->bytes)
+    report(op.name + ": out of bounds, touches " + std::to_string(a.bytes) + " bytes from " +
+           describe_address(a.data));
+  else if (a.read && !block->written.covers(from, to))
+    report(op.name + ": uninitialised read of " + std::to_string(a.bytes) + " bytes from " +
+           describe_address(a.data));
+  if (a.write || a.read) block->written.add(from, std::min(to, block->bytes));  // a bad read is reported once
+}
+
+void check_races(CUstream_st* s, const Op& op, const Access& a) {
+  const auto* from = static_cast<const char*>(a.data);
+  const char* to = from + a.bytes;
+  auto& touches = state().touches;
+  for (const Touch& t : touches) {
+    if (!(t.write || a.write) || t.stream == s->id || t.from >= to || from >= t.to) continue;
+    if (!covers(s->clock, t.stream, t.time))
+      report("race: " + op.name + verb(a.write) + "what " + t.name + verb(t.write) +
+             "on another stream, not ordered; " + describe_address(std::max(from, t.from)));
+  }
+  touches.erase(std::remove_if(touches.begin(), touches.end(),
+                               [&](const Touch& t) {
+                                 const bool inside = t.from >= from && t.to <= to;
+                                 return inside && (a.write || (!t.write && t.stream == s->id));
+                               }),
+                touches.end());
+  touches.push_back({from, to, a.write, s->id, s->clock[s->id], op.name});
+}
+
+void check(CUstream_st* s, const Op& op) {
+  for (const Access& a : op.touched) {
+    if (a.bytes == 0) continue;
+    if (is_device(a.data)) check_memory(op, a);
+    if (is_device(a.data) || is_mapped(a.data)) check_races(s, op, a);
+  }
+}
+
+void lock_pins(CUstream_st* s, const Op& op) {
+  for (const PinUse& use : op.pins) {
+    Pinned* pin = find_pinned(use.base);
+    if (pin == nullptr) {
+      report(op.name + ": use after free of a pinned buffer");
+      continue;
+    }
+    ++(use.write ? pin->writers : pin->readers);
+    protect_pinned(*pin, false);
+    state().pins_in_flight.push_back({use, {s->id, s->clock[s->id]}});
+  }
+}
+
+bool may_run(Op& op) {
+  if (op.kind == Op::kWait) return op.event->completed >= op.version;
+  return !op.poll || op.poll();
+}
+
+void run_host_function(const Op& op) {
+  open_all_pinned(true);
+  in_host_function = true;
+  op.run();
+  in_host_function = false;
+  open_all_pinned(false);
+}
+
+void open_pins(const Op& op, bool open) {
+  for (const PinUse& use : op.pins)
+    if (const Pinned* pin = find_pinned(use.base)) protect_pinned(*pin, open);
+}
+
+void run_work(const Op& op) {
+  open_pins(op, true);
+  {
+    DeviceOpen open(op.touched, op.name);
+    op.run();
+  }
+  open_pins(op, false);
+}
+
+bool step(CUstream_st* s) {
+  if (s->queue.empty() || !may_run(s->queue.front())) return false;
+  const Op op = std::move(s->queue.front());
+  s->queue.pop_front();
+  if (op.kind == Op::kHost)
+    run_host_function(op);
+  else if (op.run)
+    run_work(op);
+  if (op.kind == Op::kRecord) {
+    op.event->completed = std::max(op.event->completed, op.version);
+    op.event->time_s = now_seconds();
+  }
+  ++s->done;
+  ++state().progress;
+  return true;
+}
+
+// Runs what `s` needs next: its first operation, or what records the event that it waits for.
+bool step_towards(CUstream_st* s, int depth = 0) {
+  if (s == nullptr || s->queue.empty() || depth > 64) return false;
+  if (step(s)) return true;
+  const Op& front = s->queue.front();
+  if (front.kind != Op::kWait) return false;
+  const auto event = front.event;
+  for (CUstream_st* other : state().streams) {
+    const bool records = std::any_of(other->queue.begin(), other->queue.end(),
+                                     [&](const Op& op) { return op.kind == Op::kRecord && op.event == event; });
+    if (other != s && records && step_towards(other, depth + 1)) return true;
+  }
+  return false;
+}
+
+[[noreturn]] void report_deadlock() {
+  std::string text = "deadlock:";
+  for (const CUstream_st* s : state().streams) {
+    if (s->queue.empty()) continue;
+    const Op& op = s->queue.front();
+    text += " stream " + std::to_string(s->id) + " is stuck at " + op.name;
+    if (op.state) text += " (" + op.state() + ")";
+    text += ";";
+  }
+  fault(kFaultDeadlock, text + " nothing has moved for " + std::to_string(config().deadlock_s) + " s");
+}
+
+cudaError_t make_public_stream(cudaStream_t* out, unsigned flags, int priority) {
+  if (flags != cudaStreamNonBlocking) not_emulated("streams that synchronise with the default stream");
+  config();
+  *out = make_stream(false);
+  (*out)->priority = priority;
+  return cudaSuccess;
+}
+
+cudaError_t check_event(cudaEvent_t event) {
+  return event == nullptr || !event->state ? fail(cudaErrorInvalidResourceHandle) : cudaSuccess;
+}
+
+}  // namespace
+
+void join(Clock& into, const Clock& other) {
+  for (const auto& [id, time] : other) {
+    uint64_t& mine = into[id];
+    mine = std::max(mine, time);
+  }
+}
+
+void host_knows(const Clock& clock) {
+  State& s = state();
+  join(s.host, clock);
+  auto& touches = s.touches;
+  touches.erase(std::remove_if(touches.begin(), touches.end(),
+                               [&](const Touch& t) { return covers(s.host, t.stream, t.time); }),
+                touches.end());
+  auto& pins = s.pins_in_flight;
+  for (size_t i = 0; i < pins.size();) {
+    if (!covers(s.host, pins[i].second.first, pins[i].second.second)) {
+      ++i;
+      continue;
+    }
+    const PinUse use = pins[i].first;
+    if (Pinned* pin = find_pinned(use.base)) {
+      --(use.write ? pin->writers : pin->readers);
+      protect_pinned(*pin, false);
+    }
+    pins[i] = pins.back();
+    pins.pop_back();
+  }
+}
+
+void note_progress() { ++state().progress; }
+
+CUstream_st* make_stream(bool hidden) {
+  auto* s = new CUstream_st;
+  s->id = state().next_id++;
+  s->hidden = hidden;
+  state().streams.push_back(s);
+  return s;
+}
+
+void destroy_stream(CUstream_st* stream) {
+  auto& all = state().streams;
+  all.erase(std::remove(all.begin(), all.end(), stream), all.end());
+  delete stream;
+}
+
+CUstream_st* default_stream() {
+  if (state().default_stream == nullptr) state().default_stream = make_stream(true);
+  return state().default_stream;
+}
+
+cudaError_t check_stream(cudaStream_t stream, const char* what) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+    not_emulated(std::string("the default stream (") + what + ")");
+  if (in_host_function) {
+    report(std::string(what) + " inside a host function");
+    return fail(cudaErrorNotPermitted);
+  }
+  const auto& all = state().streams;
+  if (std::find(all.begin(), all.end(), stream) == all.end()) {
+    report(std::string(what) + " on a destroyed stream");
+    return fail(cudaErrorInvalidResourceHandle);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t enqueue(cudaStream_t stream, Op op) {
+  if (cudaError_t e = check_stream(stream, op.name.c_str())) return e;
+  if (stream->capture != nullptr) return capture_op(stream, std::move(op));
+  enqueue_now(stream, std::move(op));
+  return cudaSuccess;
+}
+
+void enqueue_now(CUstream_st* s, Op op) {
+  join(s->clock, state().host);
+  ++s->clock[s->id];
+  if (op.kind == Op::kWait) join(s->clock, op.event->clock);
+  check(s, op);
+  if (op.kind == Op::kRecord) op.event->clock = s->clock;
+  if (op.start) op.poll = op.start(s);
+  lock_pins(s, op);
+  ++s->enqueued;
+  s->queue.push_back(std::move(op));
+  if (config().schedule == Schedule::kEager) {
+    while (run_any()) {
+    }
+  } else if (config().schedule == Schedule::kRandom) {
+    for (auto n = rng()() % 3; n > 0; --n) run_any();
+  }
+}
+
+bool run_any() {
+  std::vector<CUstream_st*> ready;
+  for (CUstream_st* s : state().streams)
+    if (!s->queue.empty()) ready.push_back(s);
+  std::shuffle(ready.begin(), ready.end(), rng());
+  return std::any_of(ready.begin(), ready.end(), step);
+}
+
+void run_until(const std::function<bool()>& done, CUstream_st* target) {
+  double since = now_seconds();
+  uint64_t seen = state().progress;
+  int idle = 0;
+  while (!done()) {
+    const bool lazy = config().schedule == Schedule::kLazy;
+    if ((lazy && step_towards(target)) || run_any() || state().progress != seen) {
+      seen = state().progress;
+      since = now_seconds();
+      idle = 0;
+      continue;
+    }
+    if (peers_progress && peers_progress()) since = now_seconds();
+    if (now_seconds() - since > config().deadlock_s) report_deadlock();
+    sleep_unlocked(++idle < 50 ? 20 : 500);
+  }
+}
+
+void synchronize_all() {
+  run_until(
+      [] {
+        const auto& all = state().streams;
+        return std::all_of(all.begin(), all.end(), [](const CUstream_st* s) { return s->queue.empty(); });
+      },
+      nullptr);
+  for (const CUstream_st* s : std::vector<CUstream_st*>(state().streams)) host_knows(s->clock);
+}
+
+}  // namespace cudaemu
+
+using namespace cudaemu;
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
+  Lock lock;
+  return make_public_stream(out, flags, 0);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int priority) {
+  Lock lock;
+  return make_public_stream(out, flags, priority);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Lock lock;
+  if (cudaError_t e = check_stream(stream, "cudaStreamSynchronize")) return e;
+  if (stream->capture != nullptr) return fail(unsafe_call());
+  const uint64_t target = stream->enqueued;
+  run_until([&] { return stream->done >= target; }, stream);
+  host_knows(stream->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Lock lock;
+  if (cudaError_t e = check_stream(stream, "cudaStreamQuery")) return e;
+  if (stream->capture != nullptr) return fail(unsafe_call());
+  run_any();
+  if (!stream->queue.empty()) return cudaErrorNotReady;
+  host_knows(stream->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Lock lock;
+  if (cudaError_t e = check_stream(stream, "cudaStreamDestroy")) return e;
+  if (stream->capture != nullptr) return fail(cudaErrorStreamCaptureUnsupported);
+  run_until([&] { return stream->queue.empty(); }, stream);
+  destroy_stream(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  Lock lock;
+  if (cudaError_t e = unsafe_call()) return fail(e);
+  synchronize_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
+  Lock lock;
+  if ((flags & cudaEventInterprocess) != 0) not_emulated("interprocess events");
+  *out = new CUevent_st{std::make_shared<EventState>()};
+  (*out)->state->timing = (flags & cudaEventDisableTiming) == 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  Lock lock;
+  if (cudaError_t e = check_event(event)) return e;
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Lock lock;
+  if (cudaError_t e = check_event(event)) return e;
+  if (cudaError_t e = check_stream(stream, "cudaEventRecord")) return e;
+  if (stream->capture != nullptr) return capture_record(stream, *event->state);
+  Op op;
+  op.name = "event record";
+  op.kind = Op::kRecord;
+  op.event = event->state;
+  op.version = ++event->state->recorded;
+  event->state->capture = nullptr;
+  enqueue_now(stream, std::move(op));
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  Lock lock;
+  if (cudaError_t e = check_event(event)) return e;
+  if (cudaError_t e = check_stream(stream, "cudaStreamWaitEvent")) return e;
+  if (flags != 0) not_emulated("external event waits");
+  if (stream->capture != nullptr || capture_alive(*event->state)) return capture_wait(stream, *event->state);
+  if (event->state->recorded == 0) return cudaSuccess;  // documented: waiting for an unrecorded event does nothing
+  Op op;
+  op.name = "event wait";
+  op.kind = Op::kWait;
+  op.event = event->state;
+  op.version = event->state->recorded;
+  enqueue_now(stream, std::move(op));
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Lock lock;
+  if (cudaError_t e = check_event(event)) return e;
+  if (capture_alive(*event->state)) return fail(cudaErrorCapturedEvent);
+  const auto ev = event->state;
+  const uint64_t target = ev->recorded;
+  CUstream_st* recorder = nullptr;
+  for (CUstream_st* s : state().streams)
+    for (const Op& op : s->queue)
+      if (op.kind == Op::kRecord && op.event == ev) recorder = s;
+  const Clock clock = ev->clock;
+  run_until([&] { return ev->completed >= target; }, recorder);
+  host_knows(clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Lock lock;
+  if (cudaError_t e = check_event(event)) return e;
+  if (capture_alive(*event->state)) return fail(cudaErrorCapturedEvent);
+  run_any();
+  if (event->state->completed < event->state->recorded) return cudaErrorNotReady;
+  host_knows(event->state->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  Lock lock;
+  if (cudaError_t e = check_event(start)) return e;
+  if (cudaError_t e = check_event(end)) return e;
+  for (const auto& ev : {start->state, end->state}) {
+    if (!ev->timing || ev->recorded == 0) return fail(cudaErrorInvalidResourceHandle);
+    if (ev->completed < ev->recorded) return cudaErrorNotReady;
+  }
+  *ms = static_cast<float>((end->state->time_s - start->state->time_s) * 1e3);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  Lock lock;
+  Op op;
+  op.name = "host function";
+  op.kind = Op::kHost;
+  op.run = [function, data] { function(data); };
+  return enqueue(stream, std::move(op));
+}
+
+}  // extern "C"
+
+namespace cudaemu {
+
+void launch_kernel(const char* name, const void* function, dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, std::vector<Access> touched, const std::vector<const void*>& pointers,
+                   std::function<void()> body) {
+  Lock lock;
+  if (!launch_allowed(function, grid, block, shared_bytes)) return;
+  for (const void* p : pointers) {
+    if (p == nullptr) continue;
+    const bool declared = std::any_of(touched.begin(), touched.end(), [p](const Access& a) {
+      const auto *from = static_cast<const char*>(a.data), *c = static_cast<const char*>(p);
+      return c >= from && c <= from + a.bytes;
+    });
+    if (!is_device(p) && !is_mapped(p))
+      report(std::string("kernel ") + name + ": host pointer as an argument");
+    else if (!declared)
+      report(std::string("kernel ") + name + ": no declared range holds the argument that points to " +
+             describe_address(p));
+  }
+  Op op;
+  op.name = std::string("kernel ") + name;
+  op.touched = std::move(touched);
+  op.run = [text = op.name, grid, block, shared_bytes, body = std::move(body)] {
+    run_grid(text, grid, block, shared_bytes, body);
+  };
+  enqueue(stream, std::move(op));
+}
+
+}  // namespace cudaemu
