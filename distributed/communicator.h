@@ -1,0 +1,54 @@
+// Communicator: collectives between ranks. Reductions run in a fixed order: equal bits on all ranks and in all runs.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/types.h"
+
+namespace ONNXDDP_API onnxddp {
+
+class Store;
+
+/// Collectives on host memory. Every call blocks the calling thread, has the communicator's deadline, and throws
+/// PeerError when a peer is gone or late. Calls must be made in the same order by all ranks, from one thread at a time.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Sum over ranks, in place. f32, f64, i64.
+  virtual void all_reduce(void* data, std::size_t count, DType dtype) = 0;
+  /// `bytes` of every rank, concatenated in rank order into `out` (size*bytes).
+  virtual void all_gather(const void* data, std::size_t bytes, void* out) = 0;
+  /// `in` has size*count elements; rank r receives the sum of block r (count elements).
+  virtual void reduce_scatter(const void* in, std::size_t count, DType dtype, void* out) = 0;
+  virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
+  virtual void barrier() = 0;
+};
+
+/// A peer failed, or did not arrive in time: exit code 3. The message names the rank, step and collective where known.
+class PeerError : public Error {
+ public:
+  explicit PeerError(const std::string& message) : Error(message, kExitPeer) {}
+};
+
+struct CommunicatorOptions {
+  std::string backend = "auto";  // auto (solo for size 1, else gloo) | thread | gloo
+  int rank = 0, size = 1;
+  Store* store = nullptr;        // gloo: rendezvous
+  std::chrono::milliseconds timeout{120'000};
+};
+/// The only place that knows which back ends exist.
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
+
+/// Runs `body(communicator)` on `size` ranks that are threads of this process and returns when all are done; the first
+/// exception is rethrown after every thread has ended (a throwing rank makes the others' collectives throw).
+void run_ranks(int size, const std::function<void(Communicator&)>& body,
+               std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
+}  // namespace onnxddp
