@@ -171,7 +171,7 @@ bool vector_aligned(const T*... p) {
 
 #if defined(__CUDACC__) || defined(ONNXDDP_CUDA_EMU)
 
-/// Reads 16 bytes; p must be 16-byte aligned (else a fault on the device, a report under emulation).
+/// Reads 16 bytes; p must be 16-byte aligned (else a fault, on the device and under emulation).
 template <class T>
 __device__ inline Vec<T> load_vec(const T* p) {
   ONNXDDP_CHECK_ALIGNED(p);

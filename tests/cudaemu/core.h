@@ -135,6 +135,12 @@ struct PinUse {
   bool write;
 };
 
+/// A state machine in the place of an operation: poll advances it, true when complete; state says what it waits for.
+struct Started {
+  std::function<bool()> poll;
+  std::function<std::string()> state;
+};
+
 struct Op {
   enum Kind { kWork, kRecord, kWait, kHost };
   std::string name;
@@ -142,9 +148,8 @@ struct Op {
   std::vector<Access> touched;
   std::vector<PinUse> pins;
   std::function<void()> run;                           ///< the work; device memory is open in it, but not for kHost
-  std::function<std::function<bool()>(CUstream_st*)> start;  ///< makes `poll` anew for each time it is queued
-  std::function<bool()> poll;                          ///< instead of run: advances, true when complete
-  std::function<std::string()> state;                  ///< what poll waits for
+  std::function<Started(CUstream_st*)> start;          ///< instead of run: called each time the operation is queued
+  Started machine;                                     ///< what start made
   std::function<void(int)> graph_reference;            ///< told +1/-1 when an executable graph takes or drops it
   std::shared_ptr<EventState> event;
   uint64_t version = 0;
@@ -156,8 +161,10 @@ cudaError_t enqueue(cudaStream_t stream, Op op);
 void enqueue_now(CUstream_st* stream, Op op);
 /// The error of using this stream handle now, if any.
 cudaError_t check_stream(cudaStream_t stream, const char* what);
-/// Runs operations until done() holds, those that `target` needs first if the schedule is lazy.
-void run_until(const std::function<bool()>& done, CUstream_st* target);
+/// Runs operations until done() holds, those that `target` needs first if the schedule is lazy. `waiting` tells a
+/// deadlock report what else is waited for.
+void run_until(const std::function<bool()>& done, CUstream_st* target,
+               const std::function<std::string()>& waiting = nullptr);
 /// Everything that the clock covers is known to the host now.
 void host_knows(const Clock& clock);
 /// Waits for all streams.
@@ -170,8 +177,10 @@ void destroy_stream(CUstream_st* stream);
 CUstream_st* default_stream();
 /// Work got done by other means than an operation's end (collectives).
 void note_progress();
-/// Called with every wait round: other ranks' progress keeps a wait alive. Set by nccl.cpp.
-extern std::function<bool()> peers_progress;
+/// Other ranks' progress keeps a wait alive: true if there was any since the last call. Set by nccl.cpp.
+extern bool (*peers_progress)();
+/// Tells the other ranks of progress here. Set by nccl.cpp.
+extern void (*tell_peers)();
 /// Host functions may not call CUDA.
 extern bool in_host_function;
 

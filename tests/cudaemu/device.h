@@ -211,7 +211,7 @@ SharedSpan<T> dynamic_shared() {
   return SharedSpan<T>(static_cast<Element<T>*>(data), count);
 }
 
-/// Reports a pointer that is not `alignment`-aligned (the device faults on it).
+/// Ends the process if the pointer is not `alignment`-aligned, as the device would.
 void check_alignment(const void* p, size_t alignment);
 
 template <class T, class F>

@@ -476,7 +476,7 @@ void* dynamic_shared_memory(size_t bytes, size_t element, size_t* count) {
 
 void check_alignment(const void* p, size_t alignment) {
   if (reinterpret_cast<uintptr_t>(p) % alignment == 0) return;
-  report(machine().name + ": misaligned access of " + std::to_string(alignment) + " bytes");
+  fault(kFaultKernel, machine().name + ": misaligned access of " + std::to_string(alignment) + " bytes");
 }
 
 }  // namespace cudaemu

@@ -9,7 +9,8 @@
 
 namespace cudaemu {
 
-std::function<bool()> peers_progress;
+bool (*peers_progress)() = nullptr;
+void (*tell_peers)() = nullptr;
 bool in_host_function = false;
 
 namespace {
@@ -108,7 +109,7 @@ void lock_pins(CUstream_st* s, const Op& op) {
 
 bool may_run(Op& op) {
   if (op.kind == Op::kWait) return op.event->completed >= op.version;
-  return !op.poll || op.poll();
+  return !op.machine.poll || op.machine.poll();
 }
 
 void run_host_function(const Op& op) {
@@ -146,7 +147,7 @@ bool step(CUstream_st* s) {
     op.event->time_s = now_seconds();
   }
   ++s->done;
-  ++state().progress;
+  note_progress();
   return true;
 }
 
@@ -165,13 +166,14 @@ bool step_towards(CUstream_st* s, int depth = 0) {
   return false;
 }
 
-[[noreturn]] void report_deadlock() {
+[[noreturn]] void report_deadlock(const std::string& waiting) {
   std::string text = "deadlock:";
+  if (!waiting.empty()) text += " " + waiting + ";";
   for (const CUstream_st* s : state().streams) {
     if (s->queue.empty()) continue;
     const Op& op = s->queue.front();
     text += " stream " + std::to_string(s->id) + " is stuck at " + op.name;
-    if (op.state) text += " (" + op.state() + ")";
+    if (op.machine.state) text += " (" + op.machine.state() + ")";
     text += ";";
   }
   fault(kFaultDeadlock, text + " nothing has moved for " + std::to_string(config().deadlock_s) + " s");
@@ -221,7 +223,10 @@ void host_knows(const Clock& clock) {
   }
 }
 
-void note_progress() { ++state().progress; }
+void note_progress() {
+  ++state().progress;
+  if (tell_peers != nullptr) tell_peers();
+}
 
 CUstream_st* make_stream(bool hidden) {
   auto* s = new CUstream_st;
@@ -270,7 +275,7 @@ void enqueue_now(CUstream_st* s, Op op) {
   if (op.kind == Op::kWait) join(s->clock, op.event->clock);
   check(s, op);
   if (op.kind == Op::kRecord) op.event->clock = s->clock;
-  if (op.start) op.poll = op.start(s);
+  if (op.start) op.machine = op.start(s);
   lock_pins(s, op);
   ++s->enqueued;
   s->queue.push_back(std::move(op));
@@ -290,7 +295,8 @@ bool run_any() {
   return std::any_of(ready.begin(), ready.end(), step);
 }
 
-void run_until(const std::function<bool()>& done, CUstream_st* target) {
+void run_until(const std::function<bool()>& done, CUstream_st* target,
+               const std::function<std::string()>& waiting) {
   double since = now_seconds();
   uint64_t seen = state().progress;
   int idle = 0;
@@ -302,8 +308,8 @@ void run_until(const std::function<bool()>& done, CUstream_st* target) {
       idle = 0;
       continue;
     }
-    if (peers_progress && peers_progress()) since = now_seconds();
-    if (now_seconds() - since > config().deadlock_s) report_deadlock();
+    if (peers_progress != nullptr && peers_progress()) since = now_seconds();
+    if (now_seconds() - since > config().deadlock_s) report_deadlock(waiting ? waiting() : "");
     sleep_unlocked(++idle < 50 ? 20 : 500);
   }
 }
