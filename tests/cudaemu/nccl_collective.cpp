@@ -101,7 +101,7 @@ class Machine {
   /// True when the collective is over, well or not.
   bool poll() {
     Comm& c = *comm_;
-    if (c.aborted) return finish();
+    if (c.aborted || c.error == ncclInvalidUsage) return finish();  // given up, or behind a mismatch
     if (c.finished + 1 != number_ || !c.complete()) return wait();  // one after another, as issued
     while (done_ < call_.count) {
       if (!c.chunk_posted && !post()) return wait();

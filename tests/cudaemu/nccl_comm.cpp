@@ -166,16 +166,13 @@ void Comm::check_peers() {
   const double now_s = now_seconds();
   if (error != ncclSuccess || now_s - last_check_ < 0.005) return;
   last_check_ = now_s;
-  for (int r = 0; r < size; ++r) {
-    if (r == rank || state(r).pid.load() == 0) continue;
-    const int left = state(r).left.load();
-    if (left == 1) continue;
-    const std::string who = "rank " + std::to_string(r) + " (pid " + std::to_string(state(r).pid.load()) + ")";
-    if (left == 2)
-      set_error(ncclRemoteError, who + " has aborted the communicator");
-    else if (!holds_byte(file_, r) && state(r).left.load() == 0)
-      set_error(ncclRemoteError, who + " has died");
-  }
+  const auto who = [this](int r) { return "rank " + std::to_string(r) + " (pid " + std::to_string(state(r).pid.load()) + ")"; };
+  for (int r = 0; r < size; ++r)
+    if (r != rank && state(r).pid.load() != 0 && !holds_byte(file_, r) && state(r).left.load() == 0)
+      return set_error(ncclRemoteError, who(r) + " has died");
+  for (int r = 0; r < size; ++r)  // those that gave up, perhaps because of a death, come second
+    if (r != rank && state(r).left.load() == 2)
+      return set_error(ncclRemoteError, who(r) + " has aborted the communicator");
 }
 
 void Comm::leave(int how) { mine().left.store(how); }
