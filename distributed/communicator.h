@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,6 +30,11 @@ class Communicator {
   virtual void reduce_scatter(const void* in, std::size_t count, DType dtype, void* out) = 0;
   virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
   virtual void barrier() = 0;
+
+  /// The training step that the next collectives belong to; for heartbeats and messages only. Any thread.
+  virtual void note_step(std::int64_t /*step*/) {}
+  /// Makes the running collective, and every later one, throw PeerError(reason). Any thread, also during a collective.
+  virtual void abort(const std::string& /*reason*/) {}
 };
 
 /// A peer failed, or did not arrive in time: exit code 3. The message names the rank, step and collective where known.
@@ -40,8 +46,10 @@ class PeerError : public Error {
 struct CommunicatorOptions {
   std::string backend = "auto";  // auto (solo for size 1, else gloo) | thread | gloo
   int rank = 0, size = 1;
-  Store* store = nullptr;        // gloo: rendezvous
+  Store* store = nullptr;        // rendezvous and heartbeats; outlives the communicator
   std::chrono::milliseconds timeout{120'000};
+  std::string host = "127.0.0.1";           // gloo: numeric address of this machine that the other ranks reach
+  std::chrono::milliseconds heartbeat{500}; // between signs of life in the store; 0: none, and no diagnosis of failures
 };
 /// The only place that knows which back ends exist.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);

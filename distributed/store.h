@@ -12,6 +12,8 @@
 
 namespace ONNXDDP_API onnxddp {
 
+/// Keys are up to 256 of `[A-Za-z0-9/_.-]`, values up to 16 MiB, 65536 keys and 64 MiB in all; beyond that Error. A server that
+/// is gone is PeerError. Any thread may call; one thread's waiting holds up no other.
 class Store {
  public:
   virtual ~Store() = default;
@@ -36,6 +38,8 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   std::uint16_t port() const;
+  /// The served table without a connection, for the process that serves it.
+  Store& local();
 
  private:
   struct Impl;
@@ -44,7 +48,7 @@ class StoreServer {
 /// Connects (retrying until `timeout`) and logs in; throws PeerError, or Error when the secret is refused.
 std::unique_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& secret,
                                      std::chrono::milliseconds timeout);
-/// 32 random hex digits.
+/// 64 random hex digits.
 std::string random_secret();
 
 }  // namespace onnxddp

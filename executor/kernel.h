@@ -29,9 +29,8 @@ struct SlotType {
 /// What `prepare` sees: the node with bound attributes, the types and layouts of its operands.
 class PlanContext {
  public:
-  PlanContext(const Graph& graph, const Node& node, std::vector<SlotType> inputs, std::vector<SlotType> outputs,
-              int threads)
-      : graph(graph), node(node), inputs(std::move(inputs)), outputs(std::move(outputs)), threads(threads) {}
+  PlanContext(const Graph& g, const Node& n, std::vector<SlotType> in, std::vector<SlotType> out, int thread_count)
+      : graph(g), node(n), inputs(std::move(in)), outputs(std::move(out)), threads(thread_count) {}
   const Graph& graph;
   const Node& node;
   std::vector<SlotType> inputs;   // absent optional inputs have an empty dtype-f32 shape {0}; ask has()
@@ -40,6 +39,7 @@ class PlanContext {
   std::size_t scratch_bytes = 0;  // set by prepare: temporary memory during run
 
   bool has(std::size_t i) const { return i < node.inputs.size() && node.inputs[i]; }
+  bool has_output(std::size_t i) const { return i < node.outputs.size() && node.outputs[i]; }
   std::int64_t integer(std::string_view name) const;  // attribute or the entry's default
   double number(std::string_view name) const;
   bool flag(std::string_view name) const { return integer(name) != 0; }
@@ -47,7 +47,7 @@ class PlanContext {
   Ints integers(std::string_view name) const;  // also bound dims
 };
 
-/// What `run` gets: one pointer per operand (null: absent), scratch.
+/// What `run` gets: one pointer per operand of the node (null: absent), scratch.
 struct RunContext {
   const void* const* inputs;
   void* const* outputs;

@@ -25,8 +25,8 @@ struct Traits {
   Lane lane = Lane::compute;
   bool random = false;                         // never merged with an equal node
   bool collective = false;                     // never moved, merged or removed
-  std::vector<std::pair<int, int>> in_place;   // {input, output} that may share memory
-  std::vector<int> nondifferentiable_outputs;  // e.g. indices of MaxPool
+  std::vector<std::pair<int, int>> in_place = {};    // {input, output} that may share memory
+  std::vector<int> nondifferentiable_outputs = {};  // e.g. indices of MaxPool
 };
 
 /// What `infer` and `fold_dims` see: types and known integer contents of the inputs, attributes; and, to fill, the
@@ -165,6 +165,8 @@ class OnnxNode {
   Attrs attrs;                                            // ints, floats (decimal_of), strings, lists
   std::map<std::string, HostTensor, std::less<>> tensors; // tensor attributes
   bool batch_norm_train = true;                           // --bn: whether batch norms use batch statistics
+  bool batch_norm_unbiased = true;                        // --bn-running-var: running variance as PyTorch keeps it
+  bool training = true;                                   // whether dropout is active
 
   bool has(std::size_t i) const { return i < inputs.size() && inputs[i]; }
   Expr x(std::size_t i) const;

@@ -44,14 +44,19 @@ const std::vector<DatasetDef>& dataset_formats();
 std::unique_ptr<Dataset> open_dataset(const std::vector<std::filesystem::path>& files);
 
 /// One batch under construction: `stack` collate with conversion to the wanted type. Float64 and integer arrays for a
-/// float input are converted (not scaled); float for an integer input throws Error; a dimension of 1 is squeezed or added
-/// only at the end of targets (design A1 data conversion).
+/// float input are converted (not scaled); float for an integer input throws Error; rows that differ from the wanted ones
+/// by one dimension of 1 are reshaped, never broadcast (design A1 data conversion).
 struct Column {
   std::size_t array;    // index into arrays()
   std::string input;    // name of the graph input it feeds
   DType dtype;          // wanted
   Ints row_shape;       // wanted (same number of elements)
 };
+/// What collate does to an array for a column, for the banner: "f64 converted to f32", or nothing. Throws Error where it
+/// cannot be done (shape, float for an integer input), so that this is known before the first step.
+std::string conversion(const ArrayInfo& info, const Column& column);
+/// Rows `indices` of each column, in its wanted type and shape. Throws Error as conversion, Dataset::read, and for a value
+/// that the wanted type cannot hold (naming array and row).
 std::vector<HostTensor> collate(const Dataset& data, const std::vector<Column>& columns,
                                 std::span<const std::int64_t> indices);
 

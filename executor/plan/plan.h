@@ -1,7 +1,9 @@
 // The static plan: steps in order on lanes, slots in regions, waits. dump(plan) is `show --stage plan`.
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/device.h"
@@ -22,6 +24,7 @@ struct Slot {
   std::size_t offset = 0;
   std::size_t bytes = 0;
   ValueId value;
+  int view_of = -1;       // the slot whose bytes this one shows under another shape (Reshape); no step writes it
 };
 
 struct Step {
@@ -48,7 +51,14 @@ struct Plan {
   std::map<std::string, int, std::less<>> inputs, outputs;  // name -> slot
   std::size_t feeds_bytes = 0, state_bytes = 0, grads_bytes = 0, arena_bytes = 0, constants_bytes = 0;
   int collectives = 0;
+  DimBindings dims;  // what the symbols were bound to, for dump; filled by who bound them
+  /// Contents of the constants region by offset; equal bytes are there once.
+  std::vector<std::pair<std::size_t, HostTensor>> constants;
 };
+
+/// Appends the graph's params and states to the layout, in order of declaration, each padded to 64 bytes. Throws Error
+/// when a name is there with another size.
+void add_states(const Graph& graph, StateLayout& state);
 
 /// Builds the plan of a graph whose dimensions are all bound. `state` is read for names it holds and extended by new ones.
 /// Throws Error when the device has no kernel for an op and dtype.
@@ -57,6 +67,9 @@ Plan make_plan(const Graph& graph, const Device& device, StateLayout& state);
 /// Throws InternalError unless any two steps that touch the same bytes, one writing, are ordered by lane or wait, nothing
 /// is read before it is written, no reduced slot is read as local afterwards.
 void plan_check(const Plan& plan);
+/// Throws InternalError unless the plans of all ranks issue the same collectives, with operands of the same sizes, in the
+/// same order.
+void plan_check_ranks(const std::vector<const Plan*>& ranks);
 
 std::string dump(const Plan& plan);
 

@@ -45,7 +45,7 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
                      const std::string& target_name, const TensorType& target_type, bool keep_outputs = false);
 
 /// The default loss for an output and target (design A1); throws Error naming --loss where it belongs to a later
-/// recipe.
+/// recipe. Without any target: pass TensorType{DType::boolean, {}}.
 std::string default_loss(const Graph& graph, const std::string& input, const TensorType& target, bool target_is_binary,
                          bool target_is_one_hot, std::vector<std::string>* notes);
 
