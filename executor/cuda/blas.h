@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "executor/cuda/device.h"
+#include "executor/cuda/runtime.h"
 #include "graph/types.h"
 
 namespace onnxddp::cuda {

@@ -35,7 +35,7 @@ struct ConvProblem {
 struct ConvOptions {
   FloatMath math = FloatMath::strict;  // f32 only
   bool deterministic = true;           // only engines with the same bits in every run
-  std::size_t workspace_limit = std::size_t{64} << 20;
+  std::size_t workspace_limit = std::size_t{192} << 20;  // an upper bound: most plans need less than 1 MiB
 };
 
 /// "forward f32 x[32,64,56,56] w[64,64,3,3] …": every field of both, for cache keys and messages.

@@ -1,7 +1,7 @@
 #include "executor/cuda/kernel_table.h"
 
 #include "executor/cuda/blas.h"
-#include "executor/cuda/device.h"
+#include "executor/cuda/runtime.h"
 
 namespace onnxddp::cuda {
 namespace {

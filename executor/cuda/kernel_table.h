@@ -1,4 +1,4 @@
-// Kernels of the CUDA module by op. Their prepare and run are called inside of a LaneScope (device.h): run queues its work on
+// Kernels of the CUDA module by op. Their prepare and run are called inside of a LaneScope (runtime.h): run queues its work on
 // that lane's stream and returns.
 #pragma once
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "executor/cuda/device.h"
+#include "executor/cuda/runtime.h"
 #include "executor/cuda/kernel_table.h"
 #include "executor/cuda/nccl.h"
 

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "distributed/communicator.h"
-#include "executor/cuda/device.h"
+#include "executor/cuda/runtime.h"
 
 namespace onnxddp::cuda {
 

@@ -1,4 +1,4 @@
-#include "executor/cuda/device.h"
+#include "executor/cuda/runtime.h"
 
 #include <algorithm>
 
