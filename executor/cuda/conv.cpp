@@ -22,11 +22,14 @@ CudnnDescriptor make(cudnnBackendDescriptorType_t type) {
 }
 
 template <class T>
-void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const std::vector<T>& values) {
-  CUDA_OK(cudnnBackendSetAttribute(d.get(), name, type, static_cast<std::int64_t>(values.size()), values.data()));
+void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+         const std::vector<T>& values) {
+  CUDA_OK(
+      cudnnBackendSetAttribute(d.get(), name, type, static_cast<std::int64_t>(values.size()), values.data()));
 }
 template <class T>
-void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
+void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+         const T& value) {
   CUDA_OK(cudnnBackendSetAttribute(d.get(), name, type, 1, &value));
 }
 void set(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, const CudnnDescriptor& value) {
@@ -45,13 +48,16 @@ std::string text_of(const CudnnDescriptor& d, cudnnBackendAttributeName_t name) 
 }
 
 void set_text(const CudnnDescriptor& d, cudnnBackendAttributeName_t name, const std::string& text) {
-  CUDA_OK(cudnnBackendSetAttribute(d.get(), name, CUDNN_TYPE_CHAR, static_cast<std::int64_t>(text.size() + 1), text.c_str()));
+  CUDA_OK(cudnnBackendSetAttribute(d.get(), name, CUDNN_TYPE_CHAR, static_cast<std::int64_t>(text.size() + 1),
+                                   text.c_str()));
 }
 
 /// Logical dims n, c, h, w; c is the fastest in memory.
-CudnnDescriptor tensor(std::int64_t id, DType dtype, std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w) {
+CudnnDescriptor tensor(std::int64_t id, DType dtype, std::int64_t n, std::int64_t c, std::int64_t h,
+                       std::int64_t w) {
   CudnnDescriptor d = make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, dtype == DType::f32 ? CUDNN_DATA_FLOAT : CUDNN_DATA_BFLOAT16);
+  set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE,
+      dtype == DType::f32 ? CUDNN_DATA_FLOAT : CUDNN_DATA_BFLOAT16);
   set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::vector<std::int64_t>{n, c, h, w});
   set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, std::vector<std::int64_t>{h * w * c, 1, w * c, c});
   set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);
@@ -82,20 +88,30 @@ struct OperationNames {
 OperationNames names_of(ConvKind kind) {
   switch (kind) {
     case ConvKind::forward:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y};
     case ConvKind::data_grad:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
               CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX};
-    case ConvKind::weight_grad: break;
+    case ConvKind::weight_grad:
+      break;
   }
-  return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+  return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW};
 }
 
@@ -111,7 +127,9 @@ ConvGraph make_graph(Cudnn& cudnn, const ConvProblem& p) {
   ConvGraph g;
   g.first = p.kind == ConvKind::forward ? image(kFirst) : outcome(kFirst);
   g.second = p.kind == ConvKind::weight_grad ? image(kSecond) : weight(kSecond);
-  g.result = p.kind == ConvKind::forward ? outcome(kResult) : p.kind == ConvKind::data_grad ? image(kResult) : weight(kResult);
+  g.result = p.kind == ConvKind::forward     ? outcome(kResult)
+             : p.kind == ConvKind::data_grad ? image(kResult)
+                                             : weight(kResult);
   g.convolution = convolution(p);
   const OperationNames names = names_of(p.kind);
   g.operation = make(names.type);
@@ -124,7 +142,8 @@ ConvGraph make_graph(Cudnn& cudnn, const ConvProblem& p) {
   finalise(g.operation);
   g.graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   set(g.graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, g.operation);
-  if (cudnn.handle() != nullptr) set(g.graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, cudnn.handle());
+  if (cudnn.handle() != nullptr)
+    set(g.graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, cudnn.handle());
   finalise(g.graph);
   return g;
 }
@@ -134,10 +153,12 @@ std::vector<CudnnDescriptor> proposals(Cudnn& cudnn, const ConvGraph& graph, cud
   CudnnDescriptor heuristics = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.graph);
   set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-  if (cudnn.handle() == nullptr) set(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, cudnn.properties());
+  if (cudnn.handle() == nullptr)
+    set(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, cudnn.properties());
   if (cudnnBackendFinalize(heuristics.get()) != CUDNN_STATUS_SUCCESS) return {};
   std::int64_t count = 0;
-  CUDA_OK(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
+  CUDA_OK(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                   CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
   std::vector<CudnnDescriptor> result;
   std::vector<cudnnBackendDescriptor_t> raw;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -145,17 +166,20 @@ std::vector<CudnnDescriptor> proposals(Cudnn& cudnn, const ConvGraph& graph, cud
     raw.push_back(result.back().get());
   }
   if (count == 0) return result;
-  CUDA_OK(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count, raw.data()));
+  CUDA_OK(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                   CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count, raw.data()));
   result.resize(static_cast<std::size_t>(count));
   return result;
 }
 
 template <class Note, int kMost>
-std::vector<Note> engine_notes(const CudnnDescriptor& config, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type) {
+std::vector<Note> engine_notes(const CudnnDescriptor& config, cudnnBackendAttributeName_t name,
+                               cudnnBackendAttributeType_t type) {
   CudnnDescriptor engine = make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw = engine.get();
   std::int64_t count = 0;
-  CUDA_OK(cudnnBackendGetAttribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw));
+  CUDA_OK(cudnnBackendGetAttribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                   1, &count, &raw));
   std::vector<Note> notes(kMost);
   count = 0;
   CUDA_OK(cudnnBackendGetAttribute(engine.get(), name, type, kMost, &count, notes.data()));
@@ -168,17 +192,21 @@ bool has(const std::vector<Note>& notes, Note note) {
   return std::find(notes.begin(), notes.end(), note) != notes.end();
 }
 
-bool allowed(const std::vector<cudnnBackendNumericalNote_t>& notes, const ConvProblem& p, const ConvOptions& o) {
+bool allowed(const std::vector<cudnnBackendNumericalNote_t>& notes, const ConvProblem& p,
+             const ConvOptions& o) {
   if (o.deterministic && has(notes, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return false;
   if (has(notes, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)) return false;
-  const bool strict = p.dtype == DType::f32 && o.math == FloatMath::strict;  // on floats, tensor cores and conversions mean TF32
-  return !strict || !(has(notes, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) || has(notes, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
+  const bool strict = p.dtype == DType::f32 &&
+                      o.math == FloatMath::strict;  // on floats, tensor cores and conversions mean TF32
+  return !strict || !(has(notes, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) ||
+                      has(notes, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
                       has(notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) || has(notes, CUDNN_NUMERICAL_NOTE_FFT));
 }
 
 std::size_t workspace_of(const CudnnDescriptor& plan) {
   std::int64_t bytes = 0, count = 0;
-  CUDA_OK(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &bytes));
+  CUDA_OK(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                   &count, &bytes));
   return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0));
 }
 
@@ -200,10 +228,11 @@ std::uint64_t digest(const std::string& text) {
 
 std::string describe(const ConvProblem& p, const ConvOptions& o) {
   static constexpr const char* kKinds[] = {"forward", "data_grad", "weight_grad"};
-  return cat(kKinds[static_cast<int>(p.kind)], " ", dtype_name(p.dtype), " x[", p.n, ",", p.c, ",", p.h, ",", p.w, "] w[", p.k, ",",
-             p.c / p.group, ",", p.r, ",", p.s, "] pads[", p.top, ",", p.left, ",", p.bottom, ",", p.right, "] strides[", p.stride_h, ",",
-             p.stride_w, "] dilations[", p.dilation_h, ",", p.dilation_w, "] group ", p.group,
-             o.math == FloatMath::strict ? " strict" : " tf32", o.deterministic ? " deterministic" : "", " workspace ", o.workspace_limit);
+  return cat(kKinds[static_cast<int>(p.kind)], " ", dtype_name(p.dtype), " x[", p.n, ",", p.c, ",", p.h, ",",
+             p.w, "] w[", p.k, ",", p.c / p.group, ",", p.r, ",", p.s, "] pads[", p.top, ",", p.left, ",",
+             p.bottom, ",", p.right, "] strides[", p.stride_h, ",", p.stride_w, "] dilations[", p.dilation_h,
+             ",", p.dilation_w, "] group ", p.group, o.math == FloatMath::strict ? " strict" : " tf32",
+             o.deterministic ? " deterministic" : "", " workspace ", o.workspace_limit);
 }
 
 Cudnn::Cudnn(cudaStream_t stream) {
@@ -221,7 +250,9 @@ Cudnn::Cudnn(const std::string& description) : description_(description) {
   finalise(properties_);
 }
 
-std::string Cudnn::identity() const { return cat("cudnn ", version(), " device ", std::hex, digest(description_)); }
+std::string Cudnn::identity() const {
+  return cat("cudnn ", version(), " device ", std::hex, digest(description_));
+}
 
 ConvPlan ConvPlan::build(Cudnn& cudnn, const ConvProblem& problem, const ConvOptions& options) {
   const ConvGraph graph = make_graph(cudnn, problem);
@@ -230,11 +261,14 @@ ConvPlan ConvPlan::build(Cudnn& cudnn, const ConvProblem& problem, const ConvOpt
     for (CudnnDescriptor& config : proposals(cudnn, graph, mode)) {
       ++proposed;
       ConvPlan plan;
-      plan.notes_ = engine_notes<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT>(config, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE);
-      const auto behaviour = engine_notes<cudnnBackendBehaviorNote_t, CUDNN_BEHAVIOR_NOTE_TYPE_COUNT>(config, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE);
-      // Engines that compile at run time need a driver to build, and a compiler on the user's machine: left out everywhere, so that
-      // what the tests build from a description is what a device gets.
-      if (!allowed(plan.notes_, problem, options) || has(behaviour, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION)) {
+      plan.notes_ = engine_notes<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT>(
+          config, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE);
+      const auto behaviour = engine_notes<cudnnBackendBehaviorNote_t, CUDNN_BEHAVIOR_NOTE_TYPE_COUNT>(
+          config, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE);
+      // Engines that compile at run time need a driver to build, and a compiler on the user's machine: left
+      // out everywhere, so that what the tests build from a description is what a device gets.
+      if (!allowed(plan.notes_, problem, options) ||
+          has(behaviour, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION)) {
         ++refused;
         continue;
       }
@@ -247,17 +281,20 @@ ConvPlan ConvPlan::build(Cudnn& cudnn, const ConvProblem& problem, const ConvOpt
       ++large;
     }
   }
-  throw Error(cat("cuDNN has no plan for this convolution: of ", proposed, " engines, ", refused, " are not allowed, ", large, " need too much workspace"))
+  throw Error(cat("cuDNN has no plan for this convolution: of ", proposed, " engines, ", refused,
+                  " are not allowed, ", large, " need too much workspace"))
       .at(describe(problem, options))
       .hint("allow TF32, or a larger workspace");
 }
 
-std::optional<ConvPlan> ConvPlan::load(Cudnn& cudnn, const std::string& serialised, std::size_t workspace_limit) {
+std::optional<ConvPlan> ConvPlan::load(Cudnn& cudnn, const std::string& serialised,
+                                       std::size_t workspace_limit) {
   ConvPlan plan;
   plan.plan_ = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   set_target(plan.plan_, cudnn);
-  if (cudnnBackendSetAttribute(plan.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
-                               static_cast<std::int64_t>(serialised.size() + 1), serialised.c_str()) != CUDNN_STATUS_SUCCESS ||
+  if (cudnnBackendSetAttribute(plan.plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
+                               CUDNN_TYPE_CHAR, static_cast<std::int64_t>(serialised.size() + 1),
+                               serialised.c_str()) != CUDNN_STATUS_SUCCESS ||
       cudnnBackendFinalize(plan.plan_.get()) != CUDNN_STATUS_SUCCESS)
     return std::nullopt;
   plan.workspace_bytes_ = workspace_of(plan.plan_);
@@ -265,7 +302,9 @@ std::optional<ConvPlan> ConvPlan::load(Cudnn& cudnn, const std::string& serialis
   return plan;
 }
 
-std::string ConvPlan::serialise() const { return text_of(plan_, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION); }
+std::string ConvPlan::serialise() const {
+  return text_of(plan_, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION);
+}
 
 void ConvPlan::run(Cudnn& cudnn, const void* first, const void* second, void* result, void* workspace) const {
   CHECK(cudnn.handle() != nullptr, "a convolution on a device that is only described");
@@ -273,7 +312,8 @@ void ConvPlan::run(Cudnn& cudnn, const void* first, const void* second, void* re
   // cuDNN takes the inputs as void*, too.
   set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR,
       std::vector<void*>{const_cast<void*>(first), const_cast<void*>(second), result});
-  set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, std::vector<std::int64_t>{kFirst, kSecond, kResult});
+  set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64,
+      std::vector<std::int64_t>{kFirst, kSecond, kResult});
   set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
   finalise(pack);
   CUDA_OK(cudnnBackendExecute(cudnn.handle(), plan_.get(), pack.get()));
@@ -311,9 +351,11 @@ void ConvPlanCache::load(const std::string& path) {
   while (std::getline(file, line)) {
     std::istringstream sizes(line);
     std::size_t key_bytes = 0, plan_bytes = 0;
-    if (!(sizes >> key_bytes >> plan_bytes) || key_bytes > kMostBytes || plan_bytes > kMostBytes) damaged(path);
+    if (!(sizes >> key_bytes >> plan_bytes) || key_bytes > kMostBytes || plan_bytes > kMostBytes)
+      damaged(path);
     std::string key(key_bytes, '\0'), plan(plan_bytes, '\0');
-    file.read(key.data(), static_cast<std::streamsize>(key_bytes)).read(plan.data(), static_cast<std::streamsize>(plan_bytes));
+    file.read(key.data(), static_cast<std::streamsize>(key_bytes))
+        .read(plan.data(), static_cast<std::streamsize>(plan_bytes));
     if (!file || file.get() != '\n') damaged(path);
     plans_[key] = plan;
   }
@@ -323,9 +365,11 @@ void ConvPlanCache::save(const std::string& path) const {
   const std::string fresh = path + ".new";
   std::ofstream file(fresh, std::ios::binary | std::ios::trunc);
   file << kFileKind << '\n';
-  for (const auto& [key, plan] : plans_) file << key.size() << ' ' << plan.size() << '\n' << key << plan << '\n';
+  for (const auto& [key, plan] : plans_)
+    file << key.size() << ' ' << plan.size() << '\n' << key << plan << '\n';
   file.close();
-  if (!file || std::rename(fresh.c_str(), path.c_str()) != 0) throw Error(cat("cannot write the file of convolution plans: ", path));
+  if (!file || std::rename(fresh.c_str(), path.c_str()) != 0)
+    throw Error(cat("cannot write the file of convolution plans: ", path));
 }
 
 }  // namespace onnxddp::cuda

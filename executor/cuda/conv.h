@@ -1,5 +1,5 @@
-// Convolutions by cuDNN 9's graph API. A plan is chosen once a shape, from a device or from its description: building needs no
-// GPU, running does.
+// Convolutions by cuDNN 9's graph API. A plan is chosen once a shape, from a device or from its description:
+// building needs no GPU, running does.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,12 +19,13 @@ namespace onnxddp::cuda {
 
 enum class ConvKind : std::uint8_t { forward, data_grad, weight_grad };
 
-/// A 2-D convolution. Images are NHWC in memory, weights KRSC (k, kernel row, kernel column, c / group); sums are formed in float.
+/// A 2-D convolution. Images are NHWC in memory, weights KRSC (k, kernel row, kernel column, c / group); sums
+/// are formed in float.
 struct ConvProblem {
   ConvKind kind = ConvKind::forward;
-  DType dtype = DType::f32;  // of all operands: f32 or bf16
-  std::int64_t n = 1, c = 1, h = 1, w = 1;  // image x
-  std::int64_t k = 1, r = 1, s = 1;         // weight [k, c / group, r, s]
+  DType dtype = DType::f32;                               // of all operands: f32 or bf16
+  std::int64_t n = 1, c = 1, h = 1, w = 1;                // image x
+  std::int64_t k = 1, r = 1, s = 1;                       // weight [k, c / group, r, s]
   std::int64_t top = 0, left = 0, bottom = 0, right = 0;  // pads
   std::int64_t stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1, group = 1;
 
@@ -33,8 +34,8 @@ struct ConvProblem {
 };
 
 struct ConvOptions {
-  FloatMath math = FloatMath::strict;  // f32 only
-  bool deterministic = true;           // only engines with the same bits in every run
+  FloatMath math = FloatMath::strict;                    // f32 only
+  bool deterministic = true;                             // only engines with the same bits in every run
   std::size_t workspace_limit = std::size_t{192} << 20;  // an upper bound: most plans need less than 1 MiB
 };
 
@@ -49,7 +50,8 @@ class Cudnn {
  public:
   /// The current device; plans run on `stream`.
   explicit Cudnn(cudaStream_t stream);
-  /// A device that need not be here: cuDNN's own description of it (see description()). Throws Error if cuDNN refuses it.
+  /// A device that need not be here: cuDNN's own description of it (see description()). Throws Error if cuDNN
+  /// refuses it.
   explicit Cudnn(const std::string& description);
 
   /// cuDNN's description of the device, JSON.
@@ -74,11 +76,13 @@ class Cudnn {
 /// How to compute one convolution.
 class ConvPlan {
  public:
-  /// The first engine of cuDNN's heuristics (then of its fallback list) that builds, is allowed by the options and fits the
-  /// workspace. Throws Error if there is none.
+  /// The first engine of cuDNN's heuristics (then of its fallback list) that builds, is allowed by the
+  /// options and fits the workspace. Throws Error if there is none.
   static ConvPlan build(Cudnn& cudnn, const ConvProblem& problem, const ConvOptions& options);
-  /// A plan that serialise() wrote for the same problem, options and Cudnn::identity(); nothing if cuDNN refuses it.
-  static std::optional<ConvPlan> load(Cudnn& cudnn, const std::string& serialised, std::size_t workspace_limit);
+  /// A plan that serialise() wrote for the same problem, options and Cudnn::identity(); nothing if cuDNN
+  /// refuses it.
+  static std::optional<ConvPlan> load(Cudnn& cudnn, const std::string& serialised,
+                                      std::size_t workspace_limit);
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   /// A few kilobytes of text for load().
@@ -86,7 +90,8 @@ class ConvPlan {
   /// Numbers of cudnnBackendNumericalNote_t of the chosen engine; unknown (empty) for a loaded plan.
   const std::vector<cudnnBackendNumericalNote_t>& notes() const { return notes_; }
 
-  /// Queues result = convolution on the stream of `cudnn`, which must be the one of build or load, on a device.
+  /// Queues result = convolution on the stream of `cudnn`, which must be the one of build or load, on a
+  /// device.
   ///   forward:     (x, w) -> y       data_grad:  (dy, w) -> dx       weight_grad:  (dy, x) -> dw
   /// Operands 16-byte aligned; workspace: workspace_bytes() of device memory.
   void run(Cudnn& cudnn, const void* first, const void* second, void* result, void* workspace) const;

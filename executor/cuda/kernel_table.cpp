@@ -74,7 +74,8 @@ const char* element(const void* base, std::int64_t index, DType dtype) {
 Run matmul(PlanContext& c) {
   const DType dtype = c.inputs[0].dtype;
   Blas* blas = current_lane().blas;
-  return [pieces = matmul_pieces(c.inputs[0].shape, c.inputs[1].shape, dtype), dtype, blas](const RunContext& r) {
+  return [pieces = matmul_pieces(c.inputs[0].shape, c.inputs[1].shape, dtype), dtype,
+          blas](const RunContext& r) {
     for (const Piece& p : pieces)
       blas->multiply(p.product, element(r.inputs[0], p.a, dtype), element(r.inputs[1], p.b, dtype),
                      const_cast<char*>(element(r.outputs[0], p.c, dtype)));

@@ -59,7 +59,8 @@ fs::path find_module(const std::string& kind) {
   throw usage_error(cat("--device ", kind, ": ", name, " is not there"))
       .at("looked in " + tried)
       .hint(kind == "cuda" ? "a build with nvcc makes it; ONNX_DDP_BACKEND_PATH names further folders"
-                           : "a build from source makes it (a test tool, never installed); ONNX_DDP_BACKEND_PATH names further folders");
+                           : "a build from source makes it (a test tool, never installed); "
+                             "ONNX_DDP_BACKEND_PATH names further folders");
 }
 
 const cuda::ModuleTable& load(const std::string& kind) {
@@ -67,13 +68,18 @@ const cuda::ModuleTable& load(const std::string& kind) {
   const fs::path path = find_module(kind);
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr)
-    throw usage_error(cat("--device ", kind, ": the module does not open")).at(open_failure()).hint("the CUDA libraries that it was built with must be found");
+    throw usage_error(cat("--device ", kind, ": the module does not open"))
+        .at(open_failure())
+        .hint("the CUDA libraries that it was built with must be found");
   const auto entry = reinterpret_cast<cuda::ModuleEntry>(dlsym(library, cuda::kModuleEntry));
   char reason[512] = "it has no entry";
   const cuda::ModuleTable* table =
-      entry != nullptr ? entry(cuda::kModuleAbi, cuda::module_build_id().c_str(), reason, sizeof reason) : nullptr;
+      entry != nullptr ? entry(cuda::kModuleAbi, cuda::module_build_id().c_str(), reason, sizeof reason)
+                       : nullptr;
   if (table == nullptr)
-    throw usage_error(cat("--device ", kind, ": the module does not belong to this program")).at(path.string() + ": " + reason).hint("build or install both together");
+    throw usage_error(cat("--device ", kind, ": the module does not belong to this program"))
+        .at(path.string() + ": " + reason)
+        .hint("build or install both together");
   return *table;
 }
 
@@ -93,7 +99,9 @@ std::unique_ptr<Device> make_device(const std::string& kind, int threads) {
   if (kind != "cuda" && kind != "cudaemu")
     throw usage_error(cat("--device: unknown device '", kind, "'")).hint("auto, cpu, cuda or cudaemu");
   open_module(kind);
-  throw usage_error(cat("--device ", kind, ": this version's CUDA module cannot run whole training steps yet")).hint("--device cpu");
+  throw usage_error(
+      cat("--device ", kind, ": this version's CUDA module cannot run whole training steps yet"))
+      .hint("--device cpu");
 }
 
 }  // namespace onnxddp

@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <exception>
 
-#include "executor/cuda/runtime.h"
 #include "executor/cuda/kernel_table.h"
 #include "executor/cuda/nccl.h"
+#include "executor/cuda/runtime.h"
 
 namespace onnxddp::cuda {
 namespace {
@@ -13,9 +13,11 @@ namespace {
 std::unique_ptr<Device> make_module_device(const std::string& kind, int index) {
   std::string reason;
   const int count = device_count(&reason);
-  if (count == 0) throw usage_error(cat("--device ", kind, ": no device can be used")).at(reason).hint("--device cpu");
+  if (count == 0)
+    throw usage_error(cat("--device ", kind, ": no device can be used")).at(reason).hint("--device cpu");
   if (index < 0 || index >= count)
-    throw usage_error(cat("--device ", kind, ": there is no device ", index, ", only ", count)).hint("CUDA_VISIBLE_DEVICES hides devices");
+    throw usage_error(cat("--device ", kind, ": there is no device ", index, ", only ", count))
+        .hint("CUDA_VISIBLE_DEVICES hides devices");
   return std::make_unique<CudaDevice>(kind, index);
 }
 
@@ -26,7 +28,8 @@ std::unique_ptr<Communicator> make_module_communicator(Device& device, const Com
   return std::make_unique<NcclCommunicator>(options, own->comm().get());
 }
 
-constexpr ModuleTable kTable{kModuleAbi, device_count, make_module_device, cuda_kernels, make_module_communicator};
+constexpr ModuleTable kTable{kModuleAbi, device_count, make_module_device, cuda_kernels,
+                             make_module_communicator};
 
 const ModuleTable* enter(std::uint32_t abi, const char* build_id, char* error, std::size_t error_bytes) {
   if (abi != kModuleAbi) {
@@ -35,7 +38,8 @@ const ModuleTable* enter(std::uint32_t abi, const char* build_id, char* error, s
   }
   const std::string own = module_build_id();
   if (build_id == nullptr || own != build_id) {
-    std::snprintf(error, error_bytes, "the module is of build \"%s\", the program of \"%s\"", own.c_str(), build_id == nullptr ? "" : build_id);
+    std::snprintf(error, error_bytes, "the module is of build \"%s\", the program of \"%s\"", own.c_str(),
+                  build_id == nullptr ? "" : build_id);
     return nullptr;
   }
   return &kTable;
@@ -44,7 +48,8 @@ const ModuleTable* enter(std::uint32_t abi, const char* build_id, char* error, s
 }  // namespace
 }  // namespace onnxddp::cuda
 
-extern "C" ONNXDDP_API const onnxddp::cuda::ModuleTable* onnx_ddp_backend(std::uint32_t abi, const char* build_id, char* error,
+extern "C" ONNXDDP_API const onnxddp::cuda::ModuleTable* onnx_ddp_backend(std::uint32_t abi,
+                                                                          const char* build_id, char* error,
                                                                           std::size_t error_bytes) noexcept {
   try {
     return onnxddp::cuda::enter(abi, build_id, error, error_bytes);

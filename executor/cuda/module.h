@@ -1,5 +1,6 @@
-// What a device module (libonnx_ddp_cuda.so, libonnx_ddp_cudaemu.so) hands to the program: one table, by one C function.
-// The program and its modules share libonnxddp.so and are built together; the build id makes sure of that.
+// What a device module (libonnx_ddp_cuda.so, libonnx_ddp_cudaemu.so) hands to the program: one table, by one
+// C function. The program and its modules share libonnxddp.so and are built together; the build id makes sure
+// of that.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +20,12 @@ inline constexpr std::uint32_t kModuleAbi = 1;
 #if defined(ONNXDDP_VERSION)
 #define ONNXDDP_BUILD_TEXT_(x) #x
 #define ONNXDDP_BUILD_TEXT(x) ONNXDDP_BUILD_TEXT_(x)
-/// Version, compiler's C++ ABI, and sizes of what crosses the border: "0.1.0 abi 1017 cxx11 1 sizes 152/56/176".
+/// Version, compiler's C++ ABI, and sizes of what crosses the border: "0.1.0 abi 1017 cxx11 1 sizes
+/// 152/56/176".
 inline std::string module_build_id() {
-  return cat(ONNXDDP_VERSION, " abi ", ONNXDDP_BUILD_TEXT(__GXX_ABI_VERSION), " cxx11 ", _GLIBCXX_USE_CXX11_ABI, " sizes ",
-             sizeof(PlanContext), "/", sizeof(Kernel), "/", sizeof(CommunicatorOptions));
+  return cat(ONNXDDP_VERSION, " abi ", ONNXDDP_BUILD_TEXT(__GXX_ABI_VERSION), " cxx11 ",
+             _GLIBCXX_USE_CXX11_ABI, " sizes ", sizeof(PlanContext), "/", sizeof(Kernel), "/",
+             sizeof(CommunicatorOptions));
 }
 #endif
 
@@ -39,9 +42,10 @@ struct ModuleTable {
   std::unique_ptr<Communicator> (*make_communicator)(Device& device, const CommunicatorOptions& options);
 };
 
-/// The module's one export, kModuleEntry: the table, or null with the reason in `error` (ended by 0) if the program has another
-/// ABI number or build id. Throws nothing.
-using ModuleEntry = const ModuleTable* (*)(std::uint32_t abi, const char* build_id, char* error, std::size_t error_bytes) noexcept;
+/// The module's one export, kModuleEntry: the table, or null with the reason in `error` (ended by 0) if the
+/// program has another ABI number or build id. Throws nothing.
+using ModuleEntry = const ModuleTable* (*)(std::uint32_t abi, const char* build_id, char* error,
+                                           std::size_t error_bytes) noexcept;
 inline constexpr const char* kModuleEntry = "onnx_ddp_backend";
 
 }  // namespace onnxddp::cuda

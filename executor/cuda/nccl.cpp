@@ -25,12 +25,18 @@ class Pause {
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {
-    case DType::f32: return ncclFloat32;
-    case DType::bf16: return ncclBfloat16;
-    case DType::f64: return ncclFloat64;
-    case DType::i64: return ncclInt64;
-    case DType::i32: return ncclInt32;
-    default: CHECK(false, "a sum over ranks of ", dtype_name(dtype));
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i64:
+      return ncclInt64;
+    case DType::i32:
+      return ncclInt32;
+    default:
+      CHECK(false, "a sum over ranks of ", dtype_name(dtype));
   }
 }
 
@@ -61,7 +67,11 @@ void pin_nccl_environment() {
 }
 
 NcclCommunicator::NcclCommunicator(const CommunicatorOptions& options, cudaStream_t stream)
-    : rank_(options.rank), size_(options.size), timeout_(options.timeout), stream_(stream), word_(sizeof(float)) {
+    : rank_(options.rank),
+      size_(options.size),
+      timeout_(options.timeout),
+      stream_(stream),
+      word_(sizeof(float)) {
   CHECK(size_ >= 1 && rank_ >= 0 && rank_ < size_, rank_, " of ", size_);
   CUDA_OK(cudaMemsetAsync(word_.get(), 0, word_.bytes(), stream_));
   join(options);
@@ -148,15 +158,19 @@ void NcclCommunicator::issue(std::string operation, const Call& call) {
 }
 
 void NcclCommunicator::queue_all_reduce(void* data, std::size_t count, DType dtype, cudaStream_t stream) {
-  issue(cat("all-reduce of ", count, " ", dtype_name(dtype)),
-        [&](ncclComm_t comm) { return ncclAllReduce(data, data, count, data_type(dtype), ncclSum, comm, stream); });
+  issue(cat("all-reduce of ", count, " ", dtype_name(dtype)), [&](ncclComm_t comm) {
+    return ncclAllReduce(data, data, count, data_type(dtype), ncclSum, comm, stream);
+  });
 }
 void NcclCommunicator::queue_all_gather(const void* data, std::size_t bytes, void* out, cudaStream_t stream) {
-  issue(cat("all-gather of ", bytes, " bytes"), [&](ncclComm_t comm) { return ncclAllGather(data, out, bytes, ncclUint8, comm, stream); });
+  issue(cat("all-gather of ", bytes, " bytes"),
+        [&](ncclComm_t comm) { return ncclAllGather(data, out, bytes, ncclUint8, comm, stream); });
 }
-void NcclCommunicator::queue_reduce_scatter(const void* in, std::size_t count, DType dtype, void* out, cudaStream_t stream) {
-  issue(cat("reduce-scatter of ", count, " ", dtype_name(dtype)),
-        [&](ncclComm_t comm) { return ncclReduceScatter(in, out, count, data_type(dtype), ncclSum, comm, stream); });
+void NcclCommunicator::queue_reduce_scatter(const void* in, std::size_t count, DType dtype, void* out,
+                                            cudaStream_t stream) {
+  issue(cat("reduce-scatter of ", count, " ", dtype_name(dtype)), [&](ncclComm_t comm) {
+    return ncclReduceScatter(in, out, count, data_type(dtype), ncclSum, comm, stream);
+  });
 }
 void NcclCommunicator::queue_broadcast(void* data, std::size_t bytes, int root, cudaStream_t stream) {
   issue(cat("broadcast of ", bytes, " bytes from rank ", root),

@@ -1,8 +1,9 @@
-// Collectives between GPUs by NCCL: a Communicator whose pointers are device memory, and the same calls queued on a stream.
+// Collectives between GPUs by NCCL: a Communicator whose pointers are device memory, and the same calls
+// queued on a stream.
 //
-// One communicator a process, all calls in one order on all ranks, one GPU a process. Graphs that hold its collectives are
-// destroyed before it. pin_nccl_environment() fixes what makes sums repeat their bits: NCCL_ALGO=Ring, NCCL_PROTO=Simple,
-// NCCL_NVLS_ENABLE=0; a variable that the user has set stays.
+// One communicator a process, all calls in one order on all ranks, one GPU a process. Graphs that hold its
+// collectives are destroyed before it. pin_nccl_environment() fixes what makes sums repeat their bits:
+// NCCL_ALGO=Ring, NCCL_PROTO=Simple, NCCL_NVLS_ENABLE=0; a variable that the user has set stays.
 #pragma once
 
 #include <nccl.h>
@@ -17,11 +18,13 @@ namespace onnxddp::cuda {
 /// Before the first communicator of the process, and before other threads read the environment.
 void pin_nccl_environment();
 
-/// Every wait has the deadline of the options and ends early when a peer's failure is seen or abort() is called; it then throws
-/// PeerError that names rank and operation, and so does every later call. One thread queues and waits; abort() from any.
+/// Every wait has the deadline of the options and ends early when a peer's failure is seen or abort() is
+/// called; it then throws PeerError that names rank and operation, and so does every later call. One thread
+/// queues and waits; abort() from any.
 class NcclCommunicator : public Communicator {
  public:
-  /// Meets the other ranks through options.store (not needed for size 1). `stream`: where the blocking calls queue their work.
+  /// Meets the other ranks through options.store (not needed for size 1). `stream`: where the blocking calls
+  /// queue their work.
   NcclCommunicator(const CommunicatorOptions& options, cudaStream_t stream);
   ~NcclCommunicator() override;
 
@@ -41,7 +44,8 @@ class NcclCommunicator : public Communicator {
   void queue_all_gather(const void* data, std::size_t bytes, void* out, cudaStream_t stream);
   void queue_reduce_scatter(const void* in, std::size_t count, DType dtype, void* out, cudaStream_t stream);
   void queue_broadcast(void* data, std::size_t bytes, int root, cudaStream_t stream);
-  /// Waits for everything on `stream`, as cudaStreamSynchronize would, but with the deadline and an eye on the peers.
+  /// Waits for everything on `stream`, as cudaStreamSynchronize would, but with the deadline and an eye on
+  /// the peers.
   void wait(cudaStream_t stream);
 
  private:
@@ -60,7 +64,7 @@ class NcclCommunicator : public Communicator {
   std::mutex mutex_;                   // guards the two below
   ncclComm_t comm_ = nullptr;          // null: failed or aborted
   std::string failure_;
-  DeviceMemory word_;                  // of barrier()
+  DeviceMemory word_;  // of barrier()
 };
 
 }  // namespace onnxddp::cuda

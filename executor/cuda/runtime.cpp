@@ -34,7 +34,8 @@ float StreamEvent::milliseconds_since(const StreamEvent& start) const {
 Stream::Stream(bool high_priority) {
   int least = 0, greatest = 0;  // the greatest priority is the smallest number
   CUDA_OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  CUDA_OK(cudaStreamCreateWithPriority(stream_.out(), cudaStreamNonBlocking, high_priority ? greatest : least));
+  CUDA_OK(
+      cudaStreamCreateWithPriority(stream_.out(), cudaStreamNonBlocking, high_priority ? greatest : least));
 }
 void Stream::wait(const StreamEvent& event) { CUDA_OK(cudaStreamWaitEvent(stream_.get(), event.get(), 0)); }
 void Stream::synchronize() const { CUDA_OK(cudaStreamSynchronize(stream_.get())); }
@@ -61,7 +62,8 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
 }
 
 PinnedMemory::PinnedMemory(std::size_t bytes, bool mapped) : bytes_(bytes) {
-  CUDA_OK(cudaHostAlloc(memory_.out(), std::max<std::size_t>(bytes, 1), mapped ? cudaHostAllocMapped : cudaHostAllocDefault));
+  CUDA_OK(cudaHostAlloc(memory_.out(), std::max<std::size_t>(bytes, 1),
+                        mapped ? cudaHostAllocMapped : cudaHostAllocDefault));
 }
 
 const Lane& current_lane() {

@@ -1,5 +1,5 @@
-// Owners of CUDA's streams, events, graphs and memory, and the device of the executor. Objects belong to the device that was
-// current when they were made; a process uses one device.
+// Owners of CUDA's streams, events, graphs and memory, and the device of the executor. Objects belong to the
+// device that was current when they were made; a process uses one device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -72,11 +72,13 @@ class Stream {
   Owned<cudaStream_t, cudaStreamDestroy> stream_;
 };
 
-/// Work that was recorded once and is queued as a whole. Must die before a communicator whose collectives it holds.
+/// Work that was recorded once and is queued as a whole. Must die before a communicator whose collectives it
+/// holds.
 class WorkGraph {
  public:
-  /// Records what `body` queues on `stream`, and on streams that it makes wait for it and joins again. Thread-local mode: other
-  /// threads may use CUDA meanwhile. Nothing runs. If body throws, the recording is dropped.
+  /// Records what `body` queues on `stream`, and on streams that it makes wait for it and joins again.
+  /// Thread-local mode: other threads may use CUDA meanwhile. Nothing runs. If body throws, the recording is
+  /// dropped.
   static WorkGraph capture(cudaStream_t stream, const std::function<void()>& body);
   void launch(cudaStream_t stream) const;
 
@@ -101,7 +103,8 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-/// Host memory that asynchronous copies need. The host may touch it when the copy's stream has been waited for.
+/// Host memory that asynchronous copies need. The host may touch it when the copy's stream has been waited
+/// for.
 class PinnedMemory {
  public:
   PinnedMemory() = default;

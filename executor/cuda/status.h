@@ -1,7 +1,7 @@
 // The one place that turns the statuses of CUDA, cuBLAS, cuDNN and NCCL into exceptions.
 //   CUDA_OK(cudaStreamSynchronize(stream));
-// Running out of device memory is an Error with a hint, a failed collective a PeerError, everything else an Error that names
-// the call, the status and the source line.
+// Running out of device memory is an Error with a hint, a failed collective a PeerError, everything else an
+// Error that names the call, the status and the source line.
 #pragma once
 
 #include <cublas_v2.h>

@@ -1,8 +1,9 @@
 // Products and their epilogues against plain loops.
+#include "executor/cuda/blas.h"
+
 #include <cmath>
 #include <cstring>
 
-#include "executor/cuda/blas.h"
 #include "graph/tensor.h"
 #include "tests/cuda/device_case.h"
 
@@ -10,16 +11,23 @@ namespace onnxddp::cuda {
 namespace {
 
 /// Row-major loops, sums in double.
-std::vector<float> product(const Product& p, const std::vector<float>& a, const std::vector<float>& b, std::vector<float> c) {
-  const std::int64_t lda = p.lda != 0 ? p.lda : p.trans_a ? p.m : p.k, ldb = p.ldb != 0 ? p.ldb : p.trans_b ? p.k : p.n;
+std::vector<float> product(const Product& p, const std::vector<float>& a, const std::vector<float>& b,
+                           std::vector<float> c) {
+  const std::int64_t lda = p.lda != 0  ? p.lda
+                           : p.trans_a ? p.m
+                                       : p.k,
+                     ldb = p.ldb != 0  ? p.ldb
+                           : p.trans_b ? p.k
+                                       : p.n;
   const std::int64_t ldc = p.ldc != 0 ? p.ldc : p.n;
   for (std::int64_t t = 0; t < p.batch; ++t)
     for (std::int64_t i = 0; i < p.m; ++i)
       for (std::int64_t j = 0; j < p.n; ++j) {
         double sum = 0;
         for (std::int64_t l = 0; l < p.k; ++l)
-          sum += double{a[static_cast<std::size_t>(t * p.stride_a + (p.trans_a ? l * lda + i : i * lda + l))]} *
-                 double{b[static_cast<std::size_t>(t * p.stride_b + (p.trans_b ? j * ldb + l : l * ldb + j))]};
+          sum +=
+              double{a[static_cast<std::size_t>(t * p.stride_a + (p.trans_a ? l * lda + i : i * lda + l))]} *
+              double{b[static_cast<std::size_t>(t * p.stride_b + (p.trans_b ? j * ldb + l : l * ldb + j))]};
         float& y = c[static_cast<std::size_t>(t * p.stride_c + i * ldc + j)];
         y = static_cast<float>(p.alpha * sum + (p.beta == 0 ? 0 : p.beta * double{y}));
       }
@@ -29,7 +37,8 @@ std::vector<float> product(const Product& p, const std::vector<float>& a, const 
 class Products : public DeviceTest {
  protected:
   void check(const Product& p, std::int64_t a_size, std::int64_t b_size, std::int64_t c_size) {
-    const std::vector<float> a = random_floats(a_size, 1), b = random_floats(b_size, 2), c = random_floats(c_size, 3);
+    const std::vector<float> a = random_floats(a_size, 1), b = random_floats(b_size, 2),
+                             c = random_floats(c_size, 3);
     DeviceMemory da = on_device(a), db = on_device(b), dc = on_device(c);
     device_->lane().blas->multiply(p, da.get(), db.get(), dc.get());
     expect_close(from_device<float>(dc), product(p, a, b, c), 1e-5);
@@ -103,8 +112,9 @@ class Epilogues : public DeviceTest {
     p.m = kM, p.n = kN, p.k = kK;
     return p;
   }
-  std::vector<float> a_ = random_floats(kM * kK, 1), b_ = random_floats(kK * kN, 2), bias_ = random_floats(kN, 3);
-  std::vector<float> plain_ = product(shape(), a_, b_, std::vector<float>(kM * kN));
+  std::vector<float> a_ = random_floats(kM * kK, 1), b_ = random_floats(kK * kN, 2),
+                     bias_ = random_floats(kN, 3);
+  std::vector<float> plain_ = product(shape(), a_, b_, std::vector<float>(kM* kN));
 };
 INSTANTIATE_DEVICE_TESTS(Epilogues);
 
@@ -127,7 +137,8 @@ TEST_P(Epilogues, GeluIsTheTanhForm) {
   std::vector<float> expected = plain_;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const double x = double{expected[i]} + double{bias_[i % kN]};
-    expected[i] = static_cast<float>(0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))));
+    expected[i] =
+        static_cast<float>(0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))));
   }
   expect_close(from_device<float>(y), expected, 1e-5);
 }

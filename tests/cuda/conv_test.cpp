@@ -1,10 +1,11 @@
 // Plans that run: against plain loops, from a cache file, under options.
+#include "executor/cuda/conv.h"
+
 #include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
 
-#include "executor/cuda/conv.h"
 #include "tests/cuda/device_case.h"
 
 namespace onnxddp::cuda {
@@ -20,7 +21,8 @@ void products(const ConvProblem& p, const F& f) {
         for (std::int64_t x = 0; x < p.out_w(); ++x)
           for (std::int64_t r = 0; r < p.r; ++r)
             for (std::int64_t s = 0; s < p.s; ++s) {
-              const std::int64_t row = y * p.stride_h - p.top + r * p.dilation_h, col = x * p.stride_w - p.left + s * p.dilation_w;
+              const std::int64_t row = y * p.stride_h - p.top + r * p.dilation_h,
+                                 col = x * p.stride_w - p.left + s * p.dilation_w;
               if (row < 0 || row >= p.h || col < 0 || col >= p.w) continue;
               for (std::int64_t c = 0; c < per; ++c)
                 f(static_cast<std::size_t>(((n * p.h + row) * p.w + col) * p.c + k / outs * per + c),
@@ -33,7 +35,8 @@ struct Case {
   std::vector<float> first, second, expected;
 };
 Case make_case(const ConvProblem& p) {
-  const std::vector<float> x = random_floats(p.n * p.c * p.h * p.w, 1), w = random_floats(p.k * (p.c / p.group) * p.r * p.s, 2);
+  const std::vector<float> x = random_floats(p.n * p.c * p.h * p.w, 1),
+                           w = random_floats(p.k * (p.c / p.group) * p.r * p.s, 2);
   const std::vector<float> y = random_floats(p.n * p.k * p.out_h() * p.out_w(), 3);
   Case c;
   if (p.kind == ConvKind::forward) {
@@ -70,7 +73,8 @@ class Convolutions : public DeviceTest {
   void check(const ConvPlan& plan, const ConvProblem& p) {
     SCOPED_TRACE(describe(p, {}));
     const Case c = make_case(p);
-    DeviceMemory first = on_device(c.first), second = on_device(c.second), result(c.expected.size() * 4), workspace(plan.workspace_bytes());
+    DeviceMemory first = on_device(c.first), second = on_device(c.second), result(c.expected.size() * 4),
+                 workspace(plan.workspace_bytes());
     plan.run(*device_->lane().cudnn, first.get(), second.get(), result.get(), workspace.get());
     expect_close(from_device<float>(result), c.expected, 1e-5);
   }
@@ -79,7 +83,8 @@ INSTANTIATE_DEVICE_TESTS(Convolutions);
 
 TEST_P(Convolutions, EqualPlainLoops) {
   for (const ConvKind kind : {ConvKind::forward, ConvKind::data_grad, ConvKind::weight_grad})
-    for (const ConvProblem& p : {odd(kind), grouped(kind)}) check(ConvPlan::build(*device_->lane().cudnn, p, {}), p);
+    for (const ConvProblem& p : {odd(kind), grouped(kind)})
+      check(ConvPlan::build(*device_->lane().cudnn, p, {}), p);
 }
 
 TEST_P(Convolutions, OptionsChooseTheEngine) {
@@ -125,7 +130,8 @@ TEST_P(Convolutions, PlansComeBackFromAFile) {
 
 TEST(PlanCache, RefusesADamagedFile) {
   const std::string path = testing::TempDir() + "damaged" + std::to_string(getpid());
-  for (const char* text : {"", "something else\n", "onnx-ddp convolution plans 1\n5 99999999999\nkey", "onnx-ddp convolution plans 1\n3 9\nkeyplan\n"}) {
+  for (const char* text : {"", "something else\n", "onnx-ddp convolution plans 1\n5 99999999999\nkey",
+                           "onnx-ddp convolution plans 1\n3 9\nkeyplan\n"}) {
     std::ofstream(path) << text;
     ConvPlanCache cache;
     EXPECT_THROW(cache.load(path), Error) << text;

@@ -24,7 +24,8 @@ class DeviceTest : public testing::TestWithParam<int> {
     std::string reason;
     if (device_count(&reason) == 0) GTEST_SKIP() << reason;
 #else
-    cudaemu::set_schedule(static_cast<cudaemu::Schedule>(GetParam() % 3), static_cast<unsigned>(GetParam() / 3 + 1));
+    cudaemu::set_schedule(static_cast<cudaemu::Schedule>(GetParam() % 3),
+                          static_cast<unsigned>(GetParam() / 3 + 1));
 #endif
     device_ = std::make_unique<CudaDevice>("cuda", 0);
   }
@@ -65,10 +66,12 @@ inline std::vector<float> random_floats(std::int64_t n, unsigned seed) {
   return out;
 }
 
-inline void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double tolerance) {
+inline void expect_close(const std::vector<float>& actual, const std::vector<float>& expected,
+                         double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
   for (std::size_t i = 0; i < actual.size(); ++i)
-    ASSERT_NEAR(actual[i], expected[i], tolerance * std::max(1.0, std::abs(static_cast<double>(expected[i])))) << "element " << i;
+    ASSERT_NEAR(actual[i], expected[i], tolerance * std::max(1.0, std::abs(static_cast<double>(expected[i]))))
+        << "element " << i;
 }
 
 }  // namespace onnxddp::cuda

@@ -1,11 +1,10 @@
 // Owners of CUDA's objects, statuses as errors, the module's device.
-#include "tests/cuda/device_case.h"
-
 #include <cstring>
 
 #include "distributed/communicator.h"
 #include "executor/cuda/blas.h"
 #include "executor/cuda/kernel_table.h"
+#include "tests/cuda/device_case.h"
 
 namespace onnxddp::cuda {
 namespace {
@@ -22,7 +21,9 @@ std::string message_of(const F& body) {
   return "nothing was thrown";
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(Status, NamesTheCallAndTheStatus) {
   CUDA_OK(cudaSuccess);
@@ -33,7 +34,8 @@ TEST(Status, NamesTheCallAndTheStatus) {
 }
 
 TEST(Status, TooLittleMemoryHasAHint) {
-  EXPECT_TRUE(contains(message_of<Error>([] { CUDA_OK(cudaErrorMemoryAllocation); }), "too little free memory"));
+  EXPECT_TRUE(
+      contains(message_of<Error>([] { CUDA_OK(cudaErrorMemoryAllocation); }), "too little free memory"));
 }
 
 class Owners : public DeviceTest {};
@@ -96,7 +98,9 @@ TEST_P(Owners, AGraphReplaysForkedWork) {
 }
 
 TEST_P(Owners, AFailedCaptureLeavesTheStreamUsable) {
-  EXPECT_EQ(message_of<Error>([&] { WorkGraph::capture(device_->compute().get(), [] { throw Error("body"); }); }), "body");
+  EXPECT_EQ(
+      message_of<Error>([&] { WorkGraph::capture(device_->compute().get(), [] { throw Error("body"); }); }),
+      "body");
   DeviceMemory memory(16);
   CUDA_OK(cudaMemsetAsync(memory.get(), 0, 16, device_->compute().get()));
   device_->compute().synchronize();
@@ -133,9 +137,14 @@ std::int64_t batch_place(std::int64_t index, const Ints& result, const Ints& ope
 TEST_P(Table, MatMulBroadcasts) {
   struct {
     Ints a, b, y;
-  } const cases[] = {{{2, 3}, {3, 4}, {2, 4}},          {{2, 5, 2, 3}, {2, 5, 3, 4}, {2, 5, 2, 4}}, {{5, 2, 3}, {2, 1, 3, 4}, {2, 5, 2, 4}},
-                     {{2, 2, 3}, {3, 4}, {2, 2, 4}},    {{2, 3}, {2, 3, 4}, {2, 2, 4}},             {{2, 1, 2, 3}, {5, 3, 4}, {2, 5, 2, 4}},
-                     {{0, 3}, {3, 4}, {0, 4}},          {{0, 2, 3}, {3, 4}, {0, 2, 4}}};
+  } const cases[] = {{{2, 3}, {3, 4}, {2, 4}},
+                     {{2, 5, 2, 3}, {2, 5, 3, 4}, {2, 5, 2, 4}},
+                     {{5, 2, 3}, {2, 1, 3, 4}, {2, 5, 2, 4}},
+                     {{2, 2, 3}, {3, 4}, {2, 2, 4}},
+                     {{2, 3}, {2, 3, 4}, {2, 2, 4}},
+                     {{2, 1, 2, 3}, {5, 3, 4}, {2, 5, 2, 4}},
+                     {{0, 3}, {3, 4}, {0, 4}},
+                     {{0, 2, 3}, {3, 4}, {0, 2, 4}}};
   const LaneScope scope(device_->lane());
   for (const auto& [a_shape, b_shape, y_shape] : cases) {
     SCOPED_TRACE(numel(a_shape));
@@ -144,13 +153,16 @@ TEST_P(Table, MatMulBroadcasts) {
     const std::int64_t m = a_shape[a_shape.size() - 2], k = a_shape.back(), n = b_shape.back();
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const auto at = static_cast<std::int64_t>(i), row = at / n % m, col = at % n, batch = at / (m * n);
-      const std::int64_t from_a = batch_place(batch, y_shape, a_shape) * m * k, from_b = batch_place(batch, y_shape, b_shape) * k * n;
+      const std::int64_t from_a = batch_place(batch, y_shape, a_shape) * m * k,
+                         from_b = batch_place(batch, y_shape, b_shape) * k * n;
       for (std::int64_t l = 0; l < k; ++l)
-        expected[i] += a[static_cast<std::size_t>(from_a + row * k + l)] * b[static_cast<std::size_t>(from_b + l * n + col)];
+        expected[i] += a[static_cast<std::size_t>(from_a + row * k + l)] *
+                       b[static_cast<std::size_t>(from_b + l * n + col)];
     }
     const Graph graph;
     const Node node;
-    PlanContext context(graph, node, {{DType::f32, a_shape}, {DType::f32, b_shape}}, {{DType::f32, y_shape}}, 1);
+    PlanContext context(graph, node, {{DType::f32, a_shape}, {DType::f32, b_shape}}, {{DType::f32, y_shape}},
+                        1);
     DeviceMemory da = on_device(a), db = on_device(b), dy(expected.size() * 4);
     const void* in[] = {da.get(), db.get()};
     void* out[] = {dy.get()};

@@ -1,5 +1,7 @@
-// What a device is and how fast it copies, multiplies and convolves: one JSON line a figure, for scripts/gpu_check.sh.
-//   figures DESCRIPTION_FILE [--small]     writes cuDNN's description of the device to the file; --small: for the emulator
+// What a device is and how fast it copies, multiplies and convolves: one JSON line a figure, for
+// scripts/gpu_check.sh.
+//   figures DESCRIPTION_FILE [--small]     writes cuDNN's description of the device to the file; --small: for
+//   the emulator
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -32,15 +34,18 @@ void print_versions(const CudaDevice& device) {
   CUDA_OK(cudaDriverGetVersion(&driver));
   CUDA_OK(cudaRuntimeGetVersion(&runtime));
   CUDA_OK(ncclGetVersion(&nccl));
-  std::printf("{\"check\": \"device\", \"ok\": true, \"name\": \"%s\", \"driver\": %d, \"runtime\": %d, \"cudnn\": %zu, \"nccl\": %d}\n",
-              device.name().c_str(), driver, runtime, Cudnn::version(), nccl);
+  std::printf(
+      "{\"check\": \"device\", \"ok\": true, \"name\": \"%s\", \"driver\": %d, \"runtime\": %d, \"cudnn\": "
+      "%zu, \"nccl\": %d}\n",
+      device.name().c_str(), driver, runtime, Cudnn::version(), nccl);
 }
 
 void dump_description(const CudaDevice& device, const std::string& path) {
   std::ofstream file(path);
   file << device.lane().cudnn->description();
   file.close();
-  std::printf("{\"check\": \"cudnn_description\", \"ok\": %s, \"file\": \"%s\"}\n", file ? "true" : "false", path.c_str());
+  std::printf("{\"check\": \"cudnn_description\", \"ok\": %s, \"file\": \"%s\"}\n", file ? "true" : "false",
+              path.c_str());
   if (!file) throw Error("cannot write " + path);
 }
 
@@ -51,7 +56,8 @@ void copy_bandwidth(CudaDevice& device) {
   const double ms = milliseconds(device, [&] {
     CUDA_OK(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, device.compute().get()));
   });
-  std::printf("{\"check\": \"copy\", \"ok\": true, \"bytes\": %zu, \"gb_per_s\": %.1f}\n", bytes, 2e-6 * static_cast<double>(bytes) / ms);
+  std::printf("{\"check\": \"copy\", \"ok\": true, \"bytes\": %zu, \"gb_per_s\": %.1f}\n", bytes,
+              2e-6 * static_cast<double>(bytes) / ms);
 }
 
 void multiply(CudaDevice& device, const char* name, DType dtype, FloatMath math) {
@@ -67,7 +73,8 @@ void multiply(CudaDevice& device, const char* name, DType dtype, FloatMath math)
   blas.set_math(math);
   const double ms = milliseconds(device, [&] { blas.multiply(p, a.get(), b.get(), c.get()); });
   const double size = static_cast<double>(n);
-  std::printf("{\"check\": \"gemm_%s\", \"ok\": true, \"size\": %d, \"tflop_per_s\": %.2f}\n", name, static_cast<int>(n), 2e-9 * size * size * size / ms);
+  std::printf("{\"check\": \"gemm_%s\", \"ok\": true, \"size\": %d, \"tflop_per_s\": %.2f}\n", name,
+              static_cast<int>(n), 2e-9 * size * size * size / ms);
 }
 
 void convolve(CudaDevice& device, const char* name, ConvKind kind) {
@@ -80,12 +87,19 @@ void convolve(CudaDevice& device, const char* name, ConvKind kind) {
   p.r = p.s = 3;
   p.top = p.left = p.bottom = p.right = 1;
   const ConvPlan plan = ConvPlan::build(*device.lane().cudnn, p, {});
-  const auto image = static_cast<std::size_t>(p.n * p.c * p.h * p.w) * 2, weight = static_cast<std::size_t>(p.k * p.c * p.r * p.s) * 2;
-  DeviceMemory first(image), second(kind == ConvKind::weight_grad ? image : weight), result(kind == ConvKind::weight_grad ? weight : image), workspace(plan.workspace_bytes());
-  for (DeviceMemory* m : {&first, &second}) CUDA_OK(cudaMemsetAsync(m->get(), 0, m->bytes(), device.compute().get()));
-  const double ms = milliseconds(device, [&] { plan.run(*device.lane().cudnn, first.get(), second.get(), result.get(), workspace.get()); });
-  const double flops = 2.0 * static_cast<double>(p.n * p.k * p.out_h() * p.out_w()) * static_cast<double>(p.c * p.r * p.s);
-  std::printf("{\"check\": \"conv_bf16_%s\", \"ok\": true, \"workspace\": %zu, \"tflop_per_s\": %.2f}\n", name, plan.workspace_bytes(), 1e-9 * flops / ms);
+  const auto image = static_cast<std::size_t>(p.n * p.c * p.h * p.w) * 2,
+             weight = static_cast<std::size_t>(p.k * p.c * p.r * p.s) * 2;
+  DeviceMemory first(image), second(kind == ConvKind::weight_grad ? image : weight),
+      result(kind == ConvKind::weight_grad ? weight : image), workspace(plan.workspace_bytes());
+  for (DeviceMemory* m : {&first, &second})
+    CUDA_OK(cudaMemsetAsync(m->get(), 0, m->bytes(), device.compute().get()));
+  const double ms = milliseconds(device, [&] {
+    plan.run(*device.lane().cudnn, first.get(), second.get(), result.get(), workspace.get());
+  });
+  const double flops =
+      2.0 * static_cast<double>(p.n * p.k * p.out_h() * p.out_w()) * static_cast<double>(p.c * p.r * p.s);
+  std::printf("{\"check\": \"conv_bf16_%s\", \"ok\": true, \"workspace\": %zu, \"tflop_per_s\": %.2f}\n",
+              name, plan.workspace_bytes(), 1e-9 * flops / ms);
 }
 
 void run(const std::string& description) {

@@ -1,11 +1,12 @@
 // The border between the program and its modules; the emulated one is opened.
+#include "executor/cuda/module.h"
+
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "executor/cuda/loader.h"
-#include "executor/cuda/module.h"
 
 namespace onnxddp::cuda {
 namespace {

@@ -1,4 +1,7 @@
 // The NCCL communicator between processes, under emulation.
+#include "executor/cuda/nccl.h"
+
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -7,12 +10,9 @@
 #include <thread>
 
 #include "distributed/store.h"
-#include "executor/cuda/nccl.h"
 #include "executor/cuda/status.h"
 #include "tests/cudaemu/control.h"
 #include "tests/cudaemu/processes.h"
-
-#include <gtest/gtest.h>
 
 namespace onnxddp::cuda {
 namespace {
@@ -23,12 +23,15 @@ using cudaemu_test::run_processes;
 
 constexpr std::int64_t kCount = 301;
 
-float value(int rank, std::int64_t i) { return static_cast<float>(rank + 1) * 0.1f + static_cast<float>(i) * 0.37f; }
+float value(int rank, std::int64_t i) {
+  return static_cast<float>(rank + 1) * 0.1f + static_cast<float>(i) * 0.37f;
+}
 
 /// One process's part: device, store, communicator.
 struct Rank {
   Rank(int r, int n, std::uint16_t port, std::chrono::milliseconds timeout = std::chrono::seconds(30))
-      : device("cudaemu", r), store(n > 1 ? connect_store("127.0.0.1", port, "secret", std::chrono::seconds(10)) : nullptr) {
+      : device("cudaemu", r),
+        store(n > 1 ? connect_store("127.0.0.1", port, "secret", std::chrono::seconds(10)) : nullptr) {
     options.rank = r;
     options.size = n;
     options.store = store.get();
@@ -56,7 +59,9 @@ void all_collectives(Rank& r) {
   std::vector<float> mine(kCount * n), sum(kCount);
   for (std::int64_t i = 0; i < kCount * n; ++i) mine[static_cast<std::size_t>(i)] = value(me, i);
   for (std::int64_t i = 0; i < kCount; ++i)
-    for (int k = 0; k < n; ++k) sum[static_cast<std::size_t>(i)] = k == 0 ? value(0, i) : sum[static_cast<std::size_t>(i)] + value(k, i);
+    for (int k = 0; k < n; ++k)
+      sum[static_cast<std::size_t>(i)] =
+          k == 0 ? value(0, i) : sum[static_cast<std::size_t>(i)] + value(k, i);
 
   DeviceMemory a = r.upload({mine.begin(), mine.begin() + kCount});
   r.communicator->all_reduce(a.get(), kCount, DType::f32);
@@ -66,7 +71,8 @@ void all_collectives(Rank& r) {
   r.communicator->all_gather(b.get(), kCount * 4, gathered.get());
   const std::vector<float> all = r.download(gathered);
   for (int k = 0; k < n; ++k)
-    for (std::int64_t i = 0; i < kCount; ++i) require(all[static_cast<std::size_t>(k * kCount + i)] == value(k, i), "all-gather");
+    for (std::int64_t i = 0; i < kCount; ++i)
+      require(all[static_cast<std::size_t>(k * kCount + i)] == value(k, i), "all-gather");
 
   DeviceMemory c = r.upload(mine), block(kCount * 4);
   r.communicator->reduce_scatter(c.get(), kCount, DType::f32, block.get());
@@ -85,7 +91,8 @@ void all_collectives(Rank& r) {
 void captured(Rank& r) {
   DeviceMemory a = r.upload({1, 2, 3});
   const cudaStream_t stream = r.device.comm().get();
-  const WorkGraph graph = WorkGraph::capture(stream, [&] { r.communicator->queue_all_reduce(a.get(), 3, DType::f32, stream); });
+  const WorkGraph graph =
+      WorkGraph::capture(stream, [&] { r.communicator->queue_all_reduce(a.get(), 3, DType::f32, stream); });
   for (int replay = 0; replay < 2; ++replay) graph.launch(stream);
   r.communicator->wait(stream);
   const auto n = static_cast<float>(r.options.size * r.options.size);

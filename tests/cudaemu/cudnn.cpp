@@ -1,6 +1,6 @@
-// cuDNN's graph API as far as convolutions need it: descriptors are bags of attributes, and a plan runs plain loops with
-// double accumulation. The heuristics propose three engines, so that callers have something to choose: a nondeterministic
-// one on tensor cores, one with a large workspace, and a modest one.
+// cuDNN's graph API as far as convolutions need it: descriptors are bags of attributes, and a plan runs plain
+// loops with double accumulation. The heuristics propose three engines, so that callers have something to
+// choose: a nondeterministic one on tensor cores, one with a large workspace, and a modest one.
 #include <cudnn_graph.h>
 
 #include <algorithm>
@@ -125,7 +125,8 @@ bool names_of(int64_t kind, Names& n) {
       return true;
     case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR:
       n = {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC};
+           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC};
       return true;
     default:
       return false;
@@ -147,7 +148,8 @@ bool operation_of(const Bag& b, Work& v) {
   v.kind = b.type;
   if (!names_of(b.type, n)) return false;
   const auto conv = child(b, n.conv);
-  return conv != nullptr && tensor_of(child(b, n.x), v.x) && tensor_of(child(b, n.w), v.w) && tensor_of(child(b, n.y), v.y) &&
+  return conv != nullptr && tensor_of(child(b, n.x), v.x) && tensor_of(child(b, n.w), v.w) &&
+         tensor_of(child(b, n.y), v.y) &&
          copy(values<int64_t>(*conv, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS), v.pads) &&
          copy(values<int64_t>(*conv, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), v.strides) &&
          copy(values<int64_t>(*conv, CUDNN_ATTR_CONVOLUTION_DILATIONS), v.dilations) && consistent(v);
@@ -181,7 +183,8 @@ bool read_plan(const std::string& text, Work& v) {
   in >> kind;
   each_number(v, [&](int64_t& n) { in >> n; });
   Names names{};
-  return in && kind == kPlanKind && names_of(v.kind, names) && v.engine >= 0 && v.engine < kEngines && consistent(v);
+  return in && kind == kPlanKind && names_of(v.kind, names) && v.engine >= 0 && v.engine < kEngines &&
+         consistent(v);
 }
 
 cudaDataType element_type(const Tensor& t) { return t.type == CUDNN_DATA_FLOAT ? CUDA_R_32F : CUDA_R_16BF; }
@@ -250,7 +253,9 @@ void convolve(const Work& v, const void* x, const void* w, const void* y, void* 
     else
       sum[wi] += ys[yi] * xs[xi];
   });
-  each_element(target, [&](int64_t i) { store_element(result, element_type(target), i, sum[static_cast<size_t>(i)]); });
+  each_element(target, [&](int64_t i) {
+    store_element(result, element_type(target), i, sum[static_cast<size_t>(i)]);
+  });
 }
 
 Access whole(const Tensor& t, const void* p, bool written) {
@@ -258,7 +263,8 @@ Access whole(const Tensor& t, const void* p, bool written) {
 }
 
 cudnnStatus_t finalise_plan(Bag& b) {
-  if (const std::vector<char> text = values<char>(b, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION); !text.empty()) {
+  if (const std::vector<char> text = values<char>(b, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION);
+      !text.empty()) {
     if (!read_plan(std::string(text.begin(), std::find(text.begin(), text.end(), '\0')), b.work))
       return refuse(CUDNN_STATUS_BAD_PARAM, "not a plan of this library");
     return CUDNN_STATUS_SUCCESS;
@@ -301,7 +307,8 @@ Answer answer(const Bag& b, int name) {
   switch (name) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
       for (int64_t e = 0; e < kEngines; ++e)
-        out.bags.push_back(derived(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, child(b, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)->work, e));
+        out.bags.push_back(derived(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
+                                   child(b, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)->work, e));
       break;
     case CUDNN_ATTR_ENGINECFG_ENGINE:
       out.bags.push_back(derived(CUDNN_BACKEND_ENGINE_DESCRIPTOR, b.work, b.engine));
@@ -337,7 +344,9 @@ Answer answer(const Bag& b, int name) {
 extern "C" {
 
 size_t cudnnGetVersion() { return CUDNN_VERSION; }
-const char* cudnnGetErrorString(cudnnStatus_t status) { return status == CUDNN_STATUS_SUCCESS ? "success" : "refused by the emulated cuDNN"; }
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_SUCCESS ? "success" : "refused by the emulated cuDNN";
+}
 void cudnnGetLastErrorString(char* message, size_t size) {
   if (size == 0) return;
   std::strncpy(message, last_error.c_str(), size - 1);
@@ -347,7 +356,8 @@ void cudnnGetLastErrorString(char* message, size_t size) {
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   Lock lock;
-  if (unsafe_call() != cudaSuccess) return refuse(CUDNN_STATUS_INTERNAL_ERROR, "cudnnCreate during a capture");
+  if (unsafe_call() != cudaSuccess)
+    return refuse(CUDNN_STATUS_INTERNAL_ERROR, "cudnnCreate during a capture");
   *handle = new cudnnContext;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -363,7 +373,8 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* descriptor) {
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                           cudnnBackendDescriptor_t* descriptor) {
   auto fresh = std::make_shared<Bag>();
   fresh->type = type;
   *descriptor = new Descriptor{fresh};
@@ -375,7 +386,8 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
 }
 
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t count, const void* elements) {
+                                       cudnnBackendAttributeType_t type, int64_t count,
+                                       const void* elements) {
   Bag& b = *bag(descriptor);
   if (b.final) return refuse(CUDNN_STATUS_BAD_PARAM, "the descriptor is finalized");
   Attribute& a = b.attributes[name];
@@ -383,7 +395,8 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
   if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     for (int64_t i = 0; i < count; ++i) {
       a.bags.push_back(bag(static_cast<const cudnnBackendDescriptor_t*>(elements)[i]));
-      if (!a.bags.back()->final) return refuse(CUDNN_STATUS_BAD_PARAM, "the descriptor referred to is not finalized");
+      if (!a.bags.back()->final)
+        return refuse(CUDNN_STATUS_BAD_PARAM, "the descriptor referred to is not finalized");
     }
     return CUDNN_STATUS_SUCCESS;
   }
@@ -397,30 +410,35 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
   if (b.type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) status = finalise_plan(b);
   if (b.type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) status = finalise_graph(b);
-  if (b.type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR && child(b, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) == nullptr)
+  if (b.type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR &&
+      child(b, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) == nullptr)
     status = refuse(CUDNN_STATUS_BAD_PARAM, "heuristics without a graph");
   b.final = status == CUDNN_STATUS_SUCCESS;
   return status;
 }
 
-cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t requested, int64_t* count, void* elements) {
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
+                                       cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                                       int64_t requested, int64_t* count, void* elements) {
   const Bag& b = *bag(descriptor);
   if (!b.final) return refuse(CUDNN_STATUS_BAD_PARAM, "the descriptor is not finalized");
   const Answer a = answer(b, name);
-  const auto there = static_cast<int64_t>(type == CUDNN_TYPE_BACKEND_DESCRIPTOR ? a.bags.size() : a.bytes.size() / width(type));
+  const auto there = static_cast<int64_t>(
+      type == CUDNN_TYPE_BACKEND_DESCRIPTOR ? a.bags.size() : a.bytes.size() / width(type));
   if (count != nullptr) *count = elements == nullptr ? there : std::min(there, requested);
   if (elements == nullptr) return CUDNN_STATUS_SUCCESS;
   const int64_t given = std::min(there, requested);
   if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
-    for (int64_t i = 0; i < given; ++i) bag(static_cast<cudnnBackendDescriptor_t*>(elements)[i]) = a.bags[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < given; ++i)
+      bag(static_cast<cudnnBackendDescriptor_t*>(elements)[i]) = a.bags[static_cast<size_t>(i)];
   } else if (given > 0) {
     std::memcpy(elements, a.bytes.data(), static_cast<size_t>(given) * width(type));
   }
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t pack) {
   Lock lock;
   const Work v = bag(plan)->work;
   const auto ids = values<int64_t>(*bag(pack), CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
@@ -432,7 +450,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   void *x = operand(v.x), *w = operand(v.w), *y = operand(v.y);
   void* workspace = value<void*>(*bag(pack), CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
   for (void* p : {x, w, y})
-    if (p == nullptr || reinterpret_cast<uintptr_t>(p) % 16 != 0) return refuse(CUDNN_STATUS_BAD_PARAM, "an operand is missing or not aligned to 16 bytes");
+    if (p == nullptr || reinterpret_cast<uintptr_t>(p) % 16 != 0)
+      return refuse(CUDNN_STATUS_BAD_PARAM, "an operand is missing or not aligned to 16 bytes");
   const bool forward = v.kind == CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR;
   const bool data = v.kind == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR;
   Op op;
@@ -443,7 +462,9 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     op.touched.push_back({workspace, bytes, false, true});
   }
   op.run = [v, x, w, y, result = forward ? y : data ? x : w] { convolve(v, x, w, y, result); };
-  return enqueue(handle->stream, std::move(op)) == cudaSuccess ? CUDNN_STATUS_SUCCESS : refuse(CUDNN_STATUS_EXECUTION_FAILED, "the stream refuses work");
+  return enqueue(handle->stream, std::move(op)) == cudaSuccess
+             ? CUDNN_STATUS_SUCCESS
+             : refuse(CUDNN_STATUS_EXECUTION_FAILED, "the stream refuses work");
 }
 
 }  // extern "C"
