@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "executor/cli/config.h"
+#include "executor/cuda/loader.h"
 #include "executor/train/run_folder.h"
 
 namespace onnxddp {
@@ -61,6 +62,7 @@ std::vector<std::string> as_flags(const Options& options, unsigned command) {
 }
 
 int run_in_ranks(const CommandLine& line, const Options& options, const std::function<int(RankGroup&)>& work) {
+  check_device(options.device);
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.collective_timeout * 1000));
   if (process().rank || rank_count(options) == 1) {
     RankGroup ranks(process().rank, timeout);

@@ -27,6 +27,7 @@ Options resolve_resume(const CommandLine& line) {
     throw Error(cat("cannot read '", source->options_file.string(), "', which says how the run was made"));
   Options base;
   apply_config(base, text.str(), source->options_file.string(), kTrain, nullptr);
+  base.quiet = false;
   Options merged = line.over(base);
   for (const OptionDef& def : option_table()) {
     if ((def.commands & kTrain) == 0 || line.given.count(def.name) == 0 || def.name == "resume" || def.name == "out") continue;

@@ -52,6 +52,17 @@ fs::path next_run(const fs::path& model) {
 
 bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / "manifest.json"); }
 
+/// The run goes on from an earlier step: what it had saved after that is of another history.
+void remove_newer(const fs::path& run, std::int64_t step, std::vector<std::string>& said) {
+  if (!real_file_system().exists(run / "checkpoints")) return;
+  for (const std::string& name : real_file_system().list(run / "checkpoints")) {
+    const std::int64_t number = run_number(name, "step");
+    if (number <= step) continue;
+    real_file_system().remove_all(run / "checkpoints" / name);
+    said.push_back("removed the newer checkpoint " + name);
+  }
+}
+
 double number(const std::map<std::string, std::string>& text, const std::string& key) {
   const auto found = text.find(key);
   if (found == text.end()) throw Error(cat("the checkpoint does not say '", key, "'"));
@@ -148,7 +159,11 @@ RunFolder::RunFolder(const Options& options) {
 
 std::optional<Checkpoint> RunFolder::resume(const Options& options, std::vector<std::string>& said) const {
   if (options.resume.empty()) return std::nullopt;
-  if (is_checkpoint(options.resume)) return read_checkpoint(real_file_system(), options.resume);
+  if (is_checkpoint(options.resume)) {
+    Checkpoint given = read_checkpoint(real_file_system(), options.resume);
+    remove_newer(path_, given.step, said);
+    return given;
+  }
   std::vector<std::string> skipped;
   std::optional<Checkpoint> found = newest_checkpoint(real_file_system(), path_, &skipped);
   for (const std::string& name : skipped) said.push_back("skipped a damaged checkpoint: " + name);
@@ -187,23 +202,25 @@ void RunFolder::finish() { write("model.onnx", real_file_system().read_file(mode
 
 void RunFolder::write(const std::string& name, const std::string& bytes) { replace_file(real_file_system(), path_ / name, bytes); }
 
-std::map<std::string, std::string> restore(Session& session, const Checkpoint& checkpoint) {
+TensorFile read_states(const Checkpoint& checkpoint) {
   const auto file = checkpoint.files.find("state.onnx");
   if (file == checkpoint.files.end()) throw Error("the checkpoint has no state.onnx");
-  const TensorFile state = tensors_from_onnx(file->second, "state.onnx");
+  return tensors_from_onnx(file->second, "state.onnx");
+}
+
+void restore(Session& session, const TensorFile& states, std::int64_t step) {
   for (const std::string& name : session.state_names()) {
-    const auto found = state.tensors.find(name);
-    if (found == state.tensors.end())
+    const auto found = states.tensors.find(name);
+    if (found == states.tensors.end())
       throw Error(cat("the checkpoint does not fit: it has no '", name, "'")).hint("resume with the same model, optimizer and options");
     try {
       session.set_state(name, found->second);
     } catch (Error& error) {
-      error.add_in("the checkpoint of step " + cat(checkpoint.step));
+      error.add_in("the checkpoint of step " + cat(step));
       error.add_hint("resume with the same model, optimizer and options");
       throw;
     }
   }
-  return state.metadata;
 }
 
 }  // namespace onnxddp

@@ -48,8 +48,8 @@ class RunFolder {
   explicit RunFolder(const Options& options);
   const std::filesystem::path& path() const { return path_; }
 
-  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one; nothing: start from the
-  /// beginning. `said`: lines for the user.
+  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one, whose successors in this
+  /// run then go; nothing: start from the beginning. `said`: lines for the user.
   std::optional<Checkpoint> resume(const Options& options, std::vector<std::string>& said) const;
 
   /// A checkpoint, and last.onnx. `facts` go into state.onnx beside the position.
@@ -68,7 +68,9 @@ class RunFolder {
 
 /// Values of the model as the session holds them now.
 std::map<std::string, HostTensor> model_values(const Session& session, const ImportedModel& model);
-/// Restores all states of the session from a checkpoint's state.onnx and returns its metadata; throws Error if they do not fit.
-std::map<std::string, std::string> restore(Session& session, const Checkpoint& checkpoint);
+/// The states of a checkpoint, with its metadata.
+TensorFile read_states(const Checkpoint& checkpoint);
+/// Sets all states of the session; throws Error if they do not fit.
+void restore(Session& session, const TensorFile& states, std::int64_t step);
 
 }  // namespace onnxddp

@@ -38,7 +38,7 @@ class Stepper {
   std::vector<std::string> fetch_;
   double denominator_ = -1;
   std::vector<std::int64_t> sizes_;  // that denominator_ is for
-  StopRequest asked_ = StopRequest::none;
+  std::optional<StopRequest> asked_;  // what the state holds; a restored one may hold anything
 };
 
 /// Sums over all rows and ranks.

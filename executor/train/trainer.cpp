@@ -130,9 +130,10 @@ bool TrainingRun::resume() {
   const std::string text = ranks_.on_rank_zero("resume", [&]() -> std::string {
     const std::optional<Checkpoint> checkpoint = folder_->resume(o_, said_);
     if (!checkpoint) return "";
-    const std::map<std::string, std::string> metadata = restore(*session_, *checkpoint);
-    check_facts(resume_facts(setup_, ranks_.size()), metadata);
-    return nlohmann::json(metadata).dump();
+    const TensorFile states = read_states(*checkpoint);
+    check_facts(resume_facts(setup_, ranks_.size()), states.metadata);
+    restore(*session_, states, checkpoint->step);
+    return nlohmann::json(states.metadata).dump();
   });
   broadcast_states(*session_, ranks_.communicator(), session_->state_names());
   if (text.empty()) return true;

@@ -64,7 +64,7 @@ TEST_F(Processes, TheSecondInterruptEndsAtOnce) {
   start();
   for (const int rank : ranks_) kill(rank, SIGSTOP);
   child_->signal(SIGINT);
-  EXPECT_TRUE(child_->running());
+  EXPECT_FALSE(eventually([&] { return !child_->running(); }, 0.5));
   child_->signal(SIGINT);
   const Outcome outcome = child_->wait();
   EXPECT_FALSE(outcome.late);
