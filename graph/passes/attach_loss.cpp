@@ -92,7 +92,8 @@ void cross_entropy(LossContext& c) {
   }
   c.sum = c.builder.call("CrossEntropyLoss", {c.y, target}, attrs, c.graph.unique_name("loss.sum"));
   c.static_count = numel(c.target_type.shape);
-  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}});
+  c.builder.set_hint("correct");
+  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}}, c.graph.unique_name("classes"));
   const Expr equal = call("Equal", {classes, cast(target, DType::i64)});
   c.correct = reduce_sum(cast(equal, c.y.dtype()), {}, false);
 }
