@@ -24,11 +24,16 @@ void check_device(const std::string& kind) {
   if (kind == "cuda") {
     std::string reason;
     if (!has_driver(reason))
-      throw usage_error("--device cuda: there is no NVIDIA driver here").at(reason).hint("--device cpu, or run where nvidia-smi works");
-    throw usage_error("--device cuda: this version's CUDA module cannot run whole training steps yet").hint("--device cpu");
+      throw usage_error("--device cuda: there is no NVIDIA driver here")
+          .at(reason)
+          .hint("--device cpu, or run where nvidia-smi works");
+    throw usage_error("--device cuda: this version's CUDA module cannot run whole training steps yet")
+        .hint("--device cpu");
   }
   if (kind == "cudaemu")
-    throw usage_error("--device cudaemu: this version's emulated CUDA module cannot run whole training steps yet").hint("--device cpu");
+    throw usage_error(
+        "--device cudaemu: this version's emulated CUDA module cannot run whole training steps yet")
+        .hint("--device cpu");
   throw usage_error(cat("--device: unknown device '", kind, "'")).hint("auto, cpu, cuda or cudaemu");
 }
 

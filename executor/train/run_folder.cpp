@@ -29,7 +29,8 @@ std::int64_t last_number(const fs::path& model) {
 }
 
 [[noreturn]] void not_writable(const fs::path& folder, const std::string& why) {
-  throw Error(cat("cannot write to the run's folder '", folder.string(), "': ", why)).hint("--out RUN_DIR chooses another");
+  throw Error(cat("cannot write to the run's folder '", folder.string(), "': ", why))
+      .hint("--out RUN_DIR chooses another");
 }
 
 void make_folders(const fs::path& folder) {
@@ -117,15 +118,23 @@ fs::path model_of(const fs::path& run_or_file) {
   if (!fs::is_directory(run_or_file, error)) return run_or_file;
   for (const char* name : {"best.onnx", "last.onnx", "model.onnx"})
     if (fs::exists(run_or_file / name, error)) return run_or_file / name;
-  throw usage_error(cat("'", run_or_file.string(), "' holds no model: there is no best.onnx, last.onnx or model.onnx"))
+  throw usage_error(
+      cat("'", run_or_file.string(), "' holds no model: there is no best.onnx, last.onnx or model.onnx"))
       .hint("give a model file, a RUN_DIR or a checkpoint's folder");
 }
 
 std::map<std::string, std::string> to_text(const Position& p) {
-  return {{"step", cat(p.step)}, {"epoch", cat(p.epoch)}, {"batch", cat(p.batch)}, {"samples", cat(p.samples)},
-          {"epoch_loss", number_str(p.epoch_loss)}, {"epoch_samples", cat(p.epoch_samples)}, {"has_best", cat(p.has_best)},
-          {"best_loss", number_str(p.best_loss)}, {"best_accuracy", number_str(p.best_accuracy)},
-          {"best_epoch", cat(p.best_epoch)}, {"last_loss", number_str(p.last_loss)}};
+  return {{"step", cat(p.step)},
+          {"epoch", cat(p.epoch)},
+          {"batch", cat(p.batch)},
+          {"samples", cat(p.samples)},
+          {"epoch_loss", number_str(p.epoch_loss)},
+          {"epoch_samples", cat(p.epoch_samples)},
+          {"has_best", cat(p.has_best)},
+          {"best_loss", number_str(p.best_loss)},
+          {"best_accuracy", number_str(p.best_accuracy)},
+          {"best_epoch", cat(p.best_epoch)},
+          {"last_loss", number_str(p.last_loss)}};
 }
 
 Position position_from(const std::map<std::string, std::string>& text) {
@@ -200,7 +209,9 @@ void RunFolder::save_best(const Session& session, const ImportedModel& model) {
 
 void RunFolder::finish() { write("model.onnx", real_file_system().read_file(model_of(path_))); }
 
-void RunFolder::write(const std::string& name, const std::string& bytes) { replace_file(real_file_system(), path_ / name, bytes); }
+void RunFolder::write(const std::string& name, const std::string& bytes) {
+  replace_file(real_file_system(), path_ / name, bytes);
+}
 
 TensorFile read_states(const Checkpoint& checkpoint) {
   const auto file = checkpoint.files.find("state.onnx");
@@ -212,7 +223,8 @@ void restore(Session& session, const TensorFile& states, std::int64_t step) {
   for (const std::string& name : session.state_names()) {
     const auto found = states.tensors.find(name);
     if (found == states.tensors.end())
-      throw Error(cat("the checkpoint does not fit: it has no '", name, "'")).hint("resume with the same model, optimizer and options");
+      throw Error(cat("the checkpoint does not fit: it has no '", name, "'"))
+          .hint("resume with the same model, optimizer and options");
     try {
       session.set_state(name, found->second);
     } catch (Error& error) {
