@@ -2,6 +2,7 @@
 // graph serves any number of ranks and micro-batches.
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 
 #include "graph/builder.h"
@@ -70,6 +71,12 @@ std::int64_t class_axis(LossContext& c) {
   c.mismatch("cross_entropy needs class-index targets: the output's shape without its class axis");
 }
 
+Ints axes_of(Expr x) {
+  Ints axes(x.rank());
+  std::iota(axes.begin(), axes.end(), std::int64_t{0});
+  return axes;
+}
+
 /// Softmax before cross_entropy is skipped: the loss contains it.
 void skip_softmax(LossContext& c) {
   const NodeId producer = c.graph.value(c.y.id()).producer;
@@ -92,9 +99,11 @@ void cross_entropy(LossContext& c) {
   }
   c.sum = c.builder.call("CrossEntropyLoss", {c.y, target}, attrs, c.graph.unique_name("loss.sum"));
   c.static_count = numel(c.target_type.shape);
-  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}});
+  c.builder.set_hint("correct.t");
+  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}}, c.graph.unique_name("classes"));
   const Expr equal = call("Equal", {classes, cast(target, DType::i64)});
-  c.correct = reduce_sum(cast(equal, c.y.dtype()), {}, false);
+  c.correct = c.builder.call("ReduceSum", {cast(equal, c.y.dtype())}, {{"axes", axes_of(equal)}, {"keepdims", std::int64_t{0}}},
+                             c.graph.unique_name("correct"));
 }
 
 /// The graph's own scalar: weighted by the batch size, so that means over the batch and batch-free terms come out exact

@@ -27,7 +27,8 @@ fs::path fresh_path(const std::string& kind) {
   return fs::temp_directory_path() / cat("onnx-ddp-", kind, "-", getpid(), "-", ++count);
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, const RunOptions& options, const fs::path& out, const fs::path& err) {
+[[noreturn]] void become(const std::vector<std::string>& words, const RunOptions& options,
+                         const fs::path& out, const fs::path& err) {
   setpgid(0, 0);
   if (!options.folder.empty() && chdir(options.folder.c_str()) != 0) _exit(99);
   dup2(open("/dev/null", O_RDONLY), 0);
@@ -111,11 +112,15 @@ std::string read_text(const fs::path& file) {
   return text.str();
 }
 
-void write_text(const fs::path& file, const std::string& text) { std::ofstream(file, std::ios::binary) << text; }
+void write_text(const fs::path& file, const std::string& text) {
+  std::ofstream(file, std::ios::binary) << text;
+}
 
 std::string model_file(const std::string& name) { return std::string(ONNXDDP_SOURCE_DIR "/models/") + name; }
 
-void write_model(const fs::path& file, const std::string& text) { write_text(file, save_trained(*parse_onnx_text(text), {})); }
+void write_model(const fs::path& file, const std::string& text) {
+  write_text(file, save_trained(*parse_onnx_text(text), {}));
+}
 
 std::map<std::string, HostTensor> read_npz(const fs::path& file) {
   const std::unique_ptr<Dataset> data = open_dataset({file});
@@ -130,7 +135,8 @@ namespace {
 
 std::uint64_t number_at(const std::string& bytes, std::size_t at, int size) {
   std::uint64_t value = 0;
-  for (int i = size - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<std::size_t>(i)));
+  for (int i = size - 1; i >= 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<std::size_t>(i)));
   return value;
 }
 
@@ -167,8 +173,8 @@ std::map<std::string, HostTensor> read_tensors(const fs::path& file) {
   const std::size_t end = zip.rfind("PK\5\6");
   std::size_t entry = number_at(zip, end + 16, 4);
   for (std::uint64_t i = number_at(zip, end + 10, 2); i > 0; --i) {
-    const std::size_t packed = number_at(zip, entry + 20, 4), size = number_at(zip, entry + 24, 4), name = number_at(zip, entry + 28, 2),
-                      local = number_at(zip, entry + 42, 4);
+    const std::size_t packed = number_at(zip, entry + 20, 4), size = number_at(zip, entry + 24, 4),
+                      name = number_at(zip, entry + 28, 2), local = number_at(zip, entry + 42, 4);
     const std::size_t begin = local + 30 + number_at(zip, local + 26, 2) + number_at(zip, local + 28, 2);
     const std::string content = zip.substr(begin, packed);
     const std::string key = zip.substr(entry + 46, name - 4);  // without .npy

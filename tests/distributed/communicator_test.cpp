@@ -17,8 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using Body = std::function<void(Communicator&)>;
 
-// Gloo ranks in threads of this process: the back end does not know the difference.
-void run_gloo(int size, const Body& body, milliseconds timeout) {
+// Ranks of a back end for processes in threads of this process: it does not know the difference.
+void run_backend(const std::string& backend, int size, const Body& body, milliseconds timeout) {
   const auto store = make_memory_store();
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
@@ -26,13 +26,14 @@ void run_gloo(int size, const Body& body, milliseconds timeout) {
     threads.emplace_back([&, rank] {
       try {
         CommunicatorOptions options;
-        options.backend = "gloo";
+        options.backend = backend;
         options.rank = rank;
         options.size = size;
         options.store = store.get();
         options.timeout = timeout;
         options.heartbeat = milliseconds(100);
-        body(*make_communicator(options));
+        const auto communicator = make_communicator(options);
+        body(*communicator);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }
@@ -43,6 +44,9 @@ void run_gloo(int size, const Body& body, milliseconds timeout) {
     if (error) std::rethrow_exception(error);
   }
 }
+
+void run_gloo(int size, const Body& body, milliseconds timeout) { run_backend("gloo", size, body, timeout); }
+void run_shm(int size, const Body& body, milliseconds timeout) { run_backend("shm", size, body, timeout); }
 
 struct Backend {
   const char* name;
@@ -241,7 +245,8 @@ TEST_P(CommunicatorTest, AbortWakesACollective) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest,
-                         testing::Combine(testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}), testing::Values(1, 2, 3, 5)),
+                         testing::Combine(testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}, Backend{"shm", run_shm}),
+                                          testing::Values(1, 2, 3, 5)),
                          [](const auto& test) { return cat(std::get<0>(test.param).name, std::get<1>(test.param)); });
 
 TEST(Communicator, SoloIsTheIdentity) {
