@@ -19,7 +19,8 @@ constexpr unsigned kRanks =
 using O = Options;
 
 std::vector<OptionDef> make_table() {
-  // clang-format off: one line an option
+  // One line an option.
+  // clang-format off
   std::vector<OptionDef> t = {
       {.name = "data", .value = "FILE...", .help = "npz or npy files; arrays are matched to the model's inputs by name (default: MODEL's neighbour STEM.npz)", .commands = kData, .field = &O::data, .semantic = false},
       {.name = "target", .value = "NAME", .help = "the array that is the target (default: the one that is no input)", .commands = kData, .field = &O::target},

@@ -22,6 +22,19 @@ namespace onnxddp::testing {
 namespace fs = std::filesystem;
 namespace {
 
+// Sanitizers reserve terabytes of address space.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+#else
+constexpr bool kSanitized = false;
+#endif
+
 fs::path fresh_path(const std::string& kind) {
   static int count = 0;
   return fs::temp_directory_path() / cat("onnx-ddp-", kind, "-", getpid(), "-", ++count);
@@ -34,7 +47,7 @@ fs::path fresh_path(const std::string& kind) {
   dup2(open("/dev/null", O_RDONLY), 0);
   dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
   dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-  if (options.memory > 0) {
+  if (options.memory > 0 && !kSanitized) {
     const rlimit limit = {options.memory, options.memory};
     setrlimit(RLIMIT_AS, &limit);
   }
