@@ -162,7 +162,7 @@ class TcpStore : public Store {
  public:
   TcpStore(std::string host, std::uint16_t port, std::string secret, milliseconds timeout)
       : host_(std::move(host)), port_(port), secret_(std::move(secret)) {
-    idle_.push_back(connect(Clock::now() + timeout));
+    idle_.push_back(connect(Clock::now() + timeout, true));
   }
 
   void set(const std::string& key, const std::string& value) override {
@@ -213,7 +213,7 @@ class TcpStore : public Store {
         idle_.pop_back();
       }
     }
-    if (!connection) connection = connect(deadline);
+    if (!connection) connection = connect(deadline, false);
     const std::string answer = connection->request(writer.take(), deadline);
     {
       const std::lock_guard lock(mutex_);
@@ -227,7 +227,8 @@ class TcpStore : public Store {
     return value;
   }
 
-  std::unique_ptr<Connection> connect(Clock::time_point deadline) const {
+  // `wait_for_server`: it may not have started yet; later a refusal means that it is gone.
+  std::unique_ptr<Connection> connect(Clock::time_point deadline, bool wait_for_server) const {
     const std::string name = cat("the store at ", host_, ":", port_);
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
@@ -240,7 +241,7 @@ class TcpStore : public Store {
         Descriptor fd = connect_once(*a, deadline);
         if (fd.get() >= 0) return std::make_unique<Connection>(std::move(fd), name, secret_, deadline);
       }
-      if (Clock::now() + pause > deadline) throw PeerError(cat("cannot reach ", name, ": ", std::strerror(errno)));
+      if (!wait_for_server || Clock::now() + pause > deadline) throw PeerError(cat("cannot reach ", name, ": ", std::strerror(errno)));
       std::this_thread::sleep_for(pause);
     }
   }

@@ -76,7 +76,10 @@ class Dim {
   std::vector<Term> terms_;  // sorted by atoms
 };
 
-/// Exact `floor(a/b)`, `exact_div`: see Dim.
+/// Arithmetic, exact `floor(a/b)`, `exact_div`: see Dim. (Friends take the namespace's visibility only when declared here.)
+Dim operator+(const Dim& a, const Dim& b);
+Dim operator-(const Dim& a, const Dim& b);
+Dim operator*(const Dim& a, const Dim& b);
 Dim floor_div(const Dim& a, const Dim& b);
 std::optional<Dim> exact_div(const Dim& a, const Dim& b);
 std::ostream& operator<<(std::ostream& out, const Dim& dim);

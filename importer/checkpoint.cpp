@@ -1,9 +1,13 @@
 // A checkpoint is a folder that appears under its name only when every byte of it is on the disk:
-//   1 write each file into checkpoints/.tmp-STEP-RANDOM and fsync it   4 rename to checkpoints/step-STEP, never over another
-//   2 manifest.json last: sizes, checksums, and its own checksum       5 fsync checkpoints/: now it survives a power cut
-//   3 fsync the temporary folder                                       6 only then old ones go (renamed first, so never half there)
-// A kill or a power cut between any two calls leaves the earlier checkpoints as they were. Loading trusts nothing: names, sizes and
-// checksums are compared with the manifest before a byte is used. The checksums guard against accidents, not against people.
+//   1 write each file into checkpoints/.tmp-STEP-RANDOM and fsync it
+//   2 manifest.json last: sizes, checksums, and its own checksum
+//   3 fsync the temporary folder
+//   4 rename to checkpoints/step-STEP, never over another
+//   5 fsync checkpoints/: now it survives a power cut
+//   6 only then old ones go, renamed first, so that none is ever half there
+// A kill or a power cut between any two calls leaves the earlier checkpoints as they were. Loading trusts
+// nothing: names, sizes and checksums are compared with the manifest before a byte is used. The checksums
+// guard against accidents, not against people.
 #include "importer/checkpoint.h"
 
 #include <xxhash.h>
@@ -21,7 +25,8 @@ namespace {
 namespace fs_path = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kManifest = "manifest.json", kPrefix = "step-", kTemporary = ".tmp-", kDeleted = ".del-";
+constexpr std::string_view kManifest = "manifest.json", kPrefix = "step-", kTemporary = ".tmp-",
+                           kDeleted = ".del-";
 constexpr int kFormatVersion = 1;
 constexpr std::uint64_t kMaxManifest = 4U << 20;
 
@@ -57,7 +62,9 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 }
 
 bool is_file_name(std::string_view name) {
-  const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; };
+  const auto allowed = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  };
   return !name.empty() && name.size() <= 64 && name.front() != '.' && name != kManifest &&
          std::all_of(name.begin(), name.end(), allowed);
 }
@@ -80,8 +87,12 @@ Manifest manifest_of(const Checkpoint& checkpoint) {
 
 json manifest_body(const Manifest& manifest) {
   json files = json::array();
-  for (const auto& [name, file] : manifest.files) files.push_back({{"name", name}, {"bytes", file.bytes}, {"xxh3_128", file.hash}});
-  return {{"format", "onnx-ddp checkpoint"}, {"version", kFormatVersion}, {"step", manifest.step}, {"files", files}};
+  for (const auto& [name, file] : manifest.files)
+    files.push_back({{"name", name}, {"bytes", file.bytes}, {"xxh3_128", file.hash}});
+  return {{"format", "onnx-ddp checkpoint"},
+          {"version", kFormatVersion},
+          {"step", manifest.step},
+          {"files", files}};
 }
 
 std::string manifest_text(const Manifest& manifest) {
@@ -93,15 +104,19 @@ std::string manifest_text(const Manifest& manifest) {
 /// Accepts exactly what manifest_text writes, so that no changed byte goes unnoticed. Throws Error.
 Manifest parse_manifest(const std::string& text) {
   const json in = json::parse(text, nullptr, false);
-  if (!in.is_object() || in.value("format", json()) != "onnx-ddp checkpoint") throw Error("manifest.json is damaged");
-  if (const json version = in.value("version", json()); version.is_number_integer() && version != kFormatVersion) {
-    throw Error(cat("its format is version ", version.dump(), ", this program reads version ", kFormatVersion));
+  if (!in.is_object() || in.value("format", json()) != "onnx-ddp checkpoint")
+    throw Error("manifest.json is damaged");
+  if (const json version = in.value("version", json());
+      version.is_number_integer() && version != kFormatVersion) {
+    throw Error(
+        cat("its format is version ", version.dump(), ", this program reads version ", kFormatVersion));
   }
   Manifest out;
   try {
     out.step = in.at("step").get<std::int64_t>();
     for (const json& f : in.at("files")) {
-      out.files[f.at("name").get<std::string>()] = {f.at("bytes").get<std::uint64_t>(), f.at("xxh3_128").get<std::string>()};
+      out.files[f.at("name").get<std::string>()] = {f.at("bytes").get<std::uint64_t>(),
+                                                    f.at("xxh3_128").get<std::string>()};
     }
   } catch (const json::exception&) {
     throw Error("manifest.json is damaged");
@@ -117,11 +132,14 @@ Manifest parse_manifest(const std::string& text) {
 Manifest read_manifest(const FileSystem& fs, const fs_path::path& folder) {
   const fs_path::path path = folder / kManifest;
   const std::vector<std::string> names = fs.list(folder);  // refuses links
-  const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  const auto has = [&](std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   if (!has(kManifest)) throw Error("manifest.json is missing: it was never finished");
   if (fs.file_size(path) > kMaxManifest) throw Error("manifest.json is damaged: too large");
   Manifest out = parse_manifest(fs.read_file(path));
-  if (folder.filename() != step_name(out.step)) throw Error(cat("it is the checkpoint of step ", out.step, " under another name"));
+  if (folder.filename() != step_name(out.step))
+    throw Error(cat("it is the checkpoint of step ", out.step, " under another name"));
   for (const auto& [name, file] : out.files) {
     if (!has(name)) throw Error(name + " is missing");
     if (const std::uint64_t size = fs.file_size(folder / name); size != file.bytes) {
@@ -184,7 +202,8 @@ void remove_old(FileSystem& fs, const fs_path::path& parent, int keep, std::vect
       const Manifest manifest = read_manifest(fs, folder);
       if (++whole <= std::max(keep, 1)) continue;
       if (fs.list(folder).size() != manifest.files.size() + 1) {
-        warnings.push_back(cat(folder.string(), " is kept: it holds files that are not part of the checkpoint"));
+        warnings.push_back(
+            cat(folder.string(), " is kept: it holds files that are not part of the checkpoint"));
         continue;
       }
       remove_folder(fs, folder);
@@ -210,7 +229,8 @@ bool already_written(FileSystem& fs, const fs_path::path& folder, const Manifest
       .hint("remove or rename the folder, or give the run another --out");
 }
 
-void write_folder(FileSystem& fs, const fs_path::path& temporary, const Checkpoint& checkpoint, const Manifest& manifest) {
+void write_folder(FileSystem& fs, const fs_path::path& temporary, const Checkpoint& checkpoint,
+                  const Manifest& manifest) {
   fs.create_directories(temporary);
   for (const auto& [name, bytes] : checkpoint.files) fs.write_file(temporary / name, bytes);
   fs.write_file(temporary / kManifest, manifest_text(manifest));
@@ -226,9 +246,12 @@ void remove_quietly(FileSystem& fs, const fs_path::path& path) {
 
 }  // namespace
 
-fs_path::path checkpoint_folder(const fs_path::path& run, std::int64_t step) { return run / "checkpoints" / step_name(step); }
+fs_path::path checkpoint_folder(const fs_path::path& run, std::int64_t step) {
+  return run / "checkpoints" / step_name(step);
+}
 
-std::vector<std::string> write_checkpoint(FileSystem& fs, const fs_path::path& run, const Checkpoint& checkpoint, int keep) {
+std::vector<std::string> write_checkpoint(FileSystem& fs, const fs_path::path& run,
+                                          const Checkpoint& checkpoint, int keep) {
   CHECK(checkpoint.step >= 0);
   for (const auto& [name, bytes] : checkpoint.files) CHECK(is_file_name(name), name);
   const fs_path::path parent = run / "checkpoints", folder = checkpoint_folder(run, checkpoint.step);
@@ -240,7 +263,8 @@ std::vector<std::string> write_checkpoint(FileSystem& fs, const fs_path::path& r
   }
   remove_leftovers(fs, parent, warnings);
   if (!already_written(fs, folder, manifest)) {
-    const fs_path::path temporary = parent / cat(kTemporary, step_name(checkpoint.step).substr(kPrefix.size()), '-', random_name());
+    const fs_path::path temporary =
+        parent / cat(kTemporary, step_name(checkpoint.step).substr(kPrefix.size()), '-', random_name());
     try {
       write_folder(fs, temporary, checkpoint, manifest);
       fs.rename_new(temporary, folder);
@@ -254,13 +278,15 @@ std::vector<std::string> write_checkpoint(FileSystem& fs, const fs_path::path& r
   return warnings;
 }
 
-std::optional<Checkpoint> newest_checkpoint(const FileSystem& fs, const fs_path::path& run, std::vector<std::string>* skipped) {
+std::optional<Checkpoint> newest_checkpoint(const FileSystem& fs, const fs_path::path& run,
+                                            std::vector<std::string>* skipped) {
   const fs_path::path parent = run / "checkpoints";
   for (const std::int64_t step : list_steps(fs, parent)) {
     try {
       return read_whole(fs, parent / step_name(step));
     } catch (const Error& error) {
-      if (skipped != nullptr) skipped->push_back(cat((parent / step_name(step)).string(), ": ", error.what()));
+      if (skipped != nullptr)
+        skipped->push_back(cat((parent / step_name(step)).string(), ": ", error.what()));
     }
   }
   return {};

@@ -1,4 +1,5 @@
-// Checkpoint folders written by a crash-safe protocol (reliability.md section 4) over a small file-system interface.
+// Checkpoint folders written by a crash-safe protocol (reliability.md section 4) over a small file-system
+// interface.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ class FileSystem {
   /// Throws Error if `to` exists.
   virtual void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void sync_directory(const std::filesystem::path& folder) = 0;
-  /// A file, or a folder with the files in it; no error if it is not there. Never follows links, and refuses a folder that holds
-  /// folders: checkpoints have none.
+  /// A file, or a folder with the files in it; no error if it is not there. Never follows links, and refuses
+  /// a folder that holds folders: checkpoints have none.
   virtual void remove_all(const std::filesystem::path& path) = 0;
 };
 FileSystem& real_file_system();
@@ -44,15 +45,17 @@ struct Checkpoint {
   std::map<std::string, std::string> files;
 };
 
-/// Writes RUN/checkpoints/step-XXXXXXXX atomically (temporary folder, fsync, manifest with sizes and XXH3 checksums and
-/// format version, rename), then removes old ones beyond `keep` (never the newest whole one). A failure leaves the earlier
-/// checkpoints untouched and removes what was half written. If the step's checkpoint exists with the same contents nothing is
-/// written; a torn one is replaced; a whole but different one is an Error. Returns warnings: old folders that could not be
-/// removed. The caller holds the RunLock.
-std::vector<std::string> write_checkpoint(FileSystem& fs, const std::filesystem::path& run, const Checkpoint& checkpoint, int keep);
+/// Writes RUN/checkpoints/step-XXXXXXXX atomically (temporary folder, fsync, manifest with sizes and XXH3
+/// checksums and format version, rename), then removes old ones beyond `keep` (never the newest whole one). A
+/// failure leaves the earlier checkpoints untouched and removes what was half written. If the step's
+/// checkpoint exists with the same contents nothing is written; a torn one is replaced; a whole but different
+/// one is an Error. Returns warnings: old folders that could not be removed. The caller holds the RunLock.
+std::vector<std::string> write_checkpoint(FileSystem& fs, const std::filesystem::path& run,
+                                          const Checkpoint& checkpoint, int keep);
 /// RUN/checkpoints/step-XXXXXXXX
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::int64_t step);
-/// The newest checkpoint whose manifest and checksums hold, or nothing; torn ones are skipped and named in `skipped`.
+/// The newest checkpoint whose manifest and checksums hold, or nothing; torn ones are skipped and named in
+/// `skipped`.
 std::optional<Checkpoint> newest_checkpoint(const FileSystem& fs, const std::filesystem::path& run,
                                             std::vector<std::string>* skipped = nullptr);
 /// One checkpoint folder; throws Error saying what does not hold.
@@ -60,8 +63,8 @@ Checkpoint read_checkpoint(const FileSystem& fs, const std::filesystem::path& fo
 /// Replaces a single file atomically (temporary, fsync, rename).
 void replace_file(FileSystem& fs, const std::filesystem::path& path, const std::string& bytes);
 
-/// Exclusive use of a RUN_DIR, which must exist, by one run (flock on RUN/.lock, released by death). Throws a usage Error when
-/// it is in use (naming the process) or cannot be written.
+/// Exclusive use of a RUN_DIR, which must exist, by one run (flock on RUN/.lock, released by death). Throws a
+/// usage Error when it is in use (naming the process) or cannot be written.
 class RunLock {
  public:
   explicit RunLock(const std::filesystem::path& run);

@@ -49,7 +49,8 @@ Descriptor open_folder(const Path& folder) {
   Error out(cat("cannot write ", path.string(), ": ", std::strerror(error)));
   struct statvfs info {};
   if ((error == ENOSPC || error == EDQUOT) && ::statvfs(path.parent_path().c_str(), &info) == 0) {
-    out.add_hint(cat("it needs ", bytes, " bytes, ", static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize,
+    out.add_hint(cat("it needs ", bytes, " bytes, ",
+                     static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize,
                      " are free there: make room, or use another --out or a smaller --keep"));
   }
   throw Error(out);
@@ -149,7 +150,8 @@ class RealFileSystem : public FileSystem {
 
   void sync_directory(const Path& folder) override {
     const Descriptor dir = open_folder(folder);
-    if (::fsync(dir.get()) != 0 && errno != EINVAL) fail("sync the folder", folder, errno);  // EINVAL: it cannot be synced
+    if (::fsync(dir.get()) != 0 && errno != EINVAL)
+      fail("sync the folder", folder, errno);  // EINVAL: it cannot be synced
   }
 
   void remove_all(const Path& path) override {
@@ -199,9 +201,11 @@ FileSystem& real_file_system() {
 RunLock::RunLock(const Path& run) {
   const Path path = run / ".lock";
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (file.get() < 0) throw usage_error(cat("cannot write into ", run.string(), ": ", std::strerror(errno))).in(path.string());
+  if (file.get() < 0)
+    throw usage_error(cat("cannot write into ", run.string(), ": ", std::strerror(errno))).in(path.string());
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) throw usage_error(cat("cannot lock ", path.string(), ": ", std::strerror(errno)));
+    if (errno != EWOULDBLOCK)
+      throw usage_error(cat("cannot lock ", path.string(), ": ", std::strerror(errno)));
     throw usage_error(cat(run.string(), " is in use by ", holder(file.get())))
         .in(path.string())
         .hint("wait for that run to end, or give this one another --out");
@@ -209,7 +213,8 @@ RunLock::RunLock(const Path& run) {
   char host[128] = "?";
   ::gethostname(host, sizeof host - 1);
   const std::string text = cat("process ", ::getpid(), " on ", host, "\n");
-  if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  if (::ftruncate(file.get(), 0) != 0 ||
+      ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     throw usage_error(cat("cannot write into ", run.string(), ": ", std::strerror(errno))).in(path.string());
   }
   fd_ = file.release();

@@ -65,6 +65,13 @@ std::vector<std::string> training_form_losses(const OnnxModel& model);
 /// batch norm training_mode=0 with one output, dropout off; names, functions, metadata, opset unchanged. Serialized
 /// deterministically. Passes the checker (full_check).
 std::string save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values);
+struct SavedModel {
+  std::string model;
+  std::string data;  // contents of the file of external data beside it; empty if there is none
+};
+/// The same, with initializers in the file `data_file` beside the model when the model would exceed `inline_limit` bytes.
+SavedModel save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values,
+                        const std::string& data_file, std::uint64_t inline_limit = std::uint64_t{3} << 29);
 /// The original model without payloads of initializers (checkpoint's source.onnx).
 std::string source_without_payloads(const OnnxModel& source);
 /// The IR as ONNX at our opset, internal ops in the declared domain "onnxddp"; for `show --format onnx` and tests.

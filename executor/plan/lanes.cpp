@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "distributed/communicator.h"
+
 namespace onnxddp {
 namespace {
 
@@ -89,10 +91,11 @@ void Lanes::run(const std::vector<Call>& mine, const std::vector<Call>& collecti
   std::exception_ptr error;
   try {
     run_calls(mine, mine_, comm_);
-  } catch (...) {
+  } catch (const std::exception& e) {
     error = std::current_exception();
+    communicator_.abort(cat("rank ", communicator_.rank(), " stopped: ", e.what()));
   }
-  wait_for(finished_, started_.load());  // bounded by the communicator's deadline
+  wait_for(finished_, started_.load());
   if (!error) std::swap(error, comm_error_);
   comm_error_ = nullptr;
   if (error) std::rethrow_exception(error);

@@ -25,7 +25,8 @@ struct Call {
 /// Runs lists of calls. An exception on either thread stops both after the step they are in.
 class Lanes {
  public:
-  Lanes() = default;
+  /// A failing compute thread aborts the collectives of `communicator`, which peers might keep waiting.
+  explicit Lanes(Communicator& communicator) : communicator_(communicator) {}
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
@@ -44,6 +45,7 @@ class Lanes {
   /// Lets go whoever waits for this thread.
   void fail(Progress& own);
 
+  Communicator& communicator_;
   const std::vector<Call>* job_ = nullptr;   // valid while a job runs
   Progress mine_{-1}, comm_{-1};             // last finished step that was awaited
   std::atomic<bool> failed_{false}, quit_{false};

@@ -287,22 +287,26 @@ class Place {
       lanes_[static_cast<std::size_t>(lane_index(d_.plan.steps[s].lane))].push_back(static_cast<int>(s));
   }
 
-  /// The first step, by place in the plan, that may run at the same time as step s.
+  // The time of a step is its place in the plan. A step of the comm or copy lane takes up, beside its own place, those of the
+  // lanes before its own (by number) that may run at the same time: then two blocks whose times are disjoint are used by
+  // steps that are ordered, whichever lanes they are on.
+
+  /// The first such place of step s.
   int earliest(int s) {
     int first = s;
-    for (std::size_t l = 0; l < kLanes; ++l) {
+    const std::size_t own = static_cast<std::size_t>(lane_index(step(s).lane));
+    for (std::size_t l = 0; l < own; ++l) {
       const auto it = std::upper_bound(lanes_[l].begin(), lanes_[l].end(), d_.before[static_cast<std::size_t>(s)][l]);
       if (it != lanes_[l].end()) first = std::min(first, *it);
     }
     return first;
   }
 
-  /// The last step, by place in the plan, that may run at the same time as step s.
+  /// The last such place of step s.
   int latest(int s) {
     const std::size_t own = static_cast<std::size_t>(lane_index(step(s).lane));
     int last = s;
-    for (std::size_t l = 0; l < kLanes; ++l) {
-      if (l == own) continue;
+    for (std::size_t l = 0; l < own; ++l) {
       const auto it = std::partition_point(lanes_[l].begin(), lanes_[l].end(), [&](int t) {
         return d_.before[static_cast<std::size_t>(t)][own] < s;
       });

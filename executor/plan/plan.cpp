@@ -46,9 +46,7 @@ Plan make_plan(const Graph& graph, const Device& device, StateLayout& state) {
   lay_out(draft);
   put_in_order(draft);
   place(draft, state);
-#if !defined(NDEBUG) || defined(ONNXDDP_CHECK_PLANS)
-  plan_check(draft.plan);
-#endif
+  plan_check(draft.plan);  // a sixth of the time, and no plan is wrong in silence
   return std::move(draft.plan);
 }
 

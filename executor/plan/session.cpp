@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <list>
 
+#include "executor/plan/binding.h"
 #include "executor/plan/lanes.h"
 #include "graph/pass.h"
 
@@ -59,91 +60,15 @@ struct Prepared {
 
 struct Program {
   Graph graph;
-  std::vector<std::pair<std::string, TensorType>> inputs;  // by name
+  Inputs inputs;  // by name
   std::vector<std::string> symbols;
   std::list<Prepared> plans;  // most recently used first
-};
-
-std::string feed_str(const std::string& name, const HostTensor& tensor) {
-  return cat(name, ": ", tensor.type());
-}
-
-/// The value of symbol `s` for which `dim`, linear in it, equals `size`; nothing if there is none.
-std::optional<std::int64_t> solve(const Dim& dim, const std::string& s, std::int64_t size) {
-  const Dim zero = dim.bind({{s, 0}}), one = dim.bind({{s, 1}});
-  if (!zero.is_constant() || !one.is_constant()) return {};
-  const std::int64_t slope = one.value() - zero.value();
-  if (slope == 0) return {};
-  const std::int64_t value = (size - zero.value()) / slope;
-  if (dim.bind({{s, value}}).value() != size) return {};
-  return value;
-}
-
-class Binding {
- public:
-  Binding(const Program& program, const Feeds& feeds) : program_(program), feeds_(feeds) {}
-
-  DimBindings run() {
-    check_names();
-    for (const auto& [name, type] : program_.inputs) check_kind(name, type);
-    for (bool more = true; more;) {
-      more = false;
-      for (const auto& [name, type] : program_.inputs)
-        for (std::size_t k = 0; k < type.shape.size(); ++k) more |= learn(type.shape[k], feed(name).shape()[k]);
-    }
-    for (const auto& [name, type] : program_.inputs) check_shape(name, type);
-    for (const std::string& s : program_.symbols)
-      if (!dims_.count(s)) throw Error(cat("dimension ", s, " of '", program_.graph.name, "' does not follow from the shapes of its inputs"));
-    return std::move(dims_);
-  }
-
- private:
-  const HostTensor& feed(const std::string& name) const { return feeds_.find(name)->second; }
-
-  void check_names() const {
-    for (const auto& [name, type] : program_.inputs)
-      if (!feeds_.count(name)) throw Error(cat("input '", name, "' of '", program_.graph.name, "' is not fed")).at(cat(name, ": ", type));
-    for (const auto& [name, tensor] : feeds_) {
-      const auto same = [&](const auto& input) { return input.first == name; };
-      if (std::none_of(program_.inputs.begin(), program_.inputs.end(), same))
-        throw Error(cat("'", program_.graph.name, "' has no input '", name, "'")).at(feed_str(name, tensor));
-    }
-  }
-
-  void check_kind(const std::string& name, const TensorType& type) const {
-    if (feed(name).dtype() != type.dtype || feed(name).shape().size() != type.shape.size()) misfit(name, type);
-  }
-
-  bool learn(const Dim& dim, std::int64_t size) {
-    const std::set<std::string> symbols = dim.symbols();
-    if (symbols.size() != 1 || dims_.count(*symbols.begin())) return false;
-    const auto value = solve(dim, *symbols.begin(), size);
-    if (value && *value >= 0) dims_[*symbols.begin()] = *value;
-    return value && *value >= 0;
-  }
-
-  void check_shape(const std::string& name, const TensorType& type) const {
-    for (std::size_t k = 0; k < type.shape.size(); ++k) {
-      const Dim bound = type.shape[k].bind(dims_);
-      if (!bound.is_constant() || bound.value() != feed(name).shape()[k]) misfit(name, type);
-    }
-  }
-
-  [[noreturn]] void misfit(const std::string& name, const TensorType& type) const {
-    std::string with;
-    for (const auto& [s, value] : dims_) with += cat(with.empty() ? " with " : ", ", s, "=", value);
-    throw Error(cat("input '", name, "' of '", program_.graph.name, "' is ", type, with, ", but ", feed(name).type(), " is fed"));
-  }
-
-  const Program& program_;
-  const Feeds& feeds_;
-  DimBindings dims_;
 };
 
 }  // namespace
 
 struct Session::Impl {
-  Impl(Device& d, Communicator& c) : device(d), communicator(c), state(d), feeds(d), grads(d), arena(d) {}
+  Impl(Device& d, Communicator& c) : device(d), communicator(c), state(d), feeds(d), grads(d), arena(d), lanes(c) {}
 
   struct State {
     TensorType type;
@@ -325,7 +250,7 @@ struct Session::Impl {
 
   Prepared& select(Program& program, const Feeds& given) {
     if (program.plans.empty() || !fits(program, program.plans.front(), given))
-      prepare(program, Binding(program, given).run());
+      prepare(program, bind_feeds(program.graph.name, program.inputs, program.symbols, given));
     Prepared& p = program.plans.front();
     reserve(p.plan);
     if (p.generation != generation) connect(program, p);

@@ -36,7 +36,8 @@ off_t line_start(int fd, const std::string& path, off_t end) {
   for (off_t high = end - 1; high > 0;) {  // the newline at end - 1 is this line's own
     const off_t low = std::max<off_t>(high - piece, 0);
     const std::string block = read_at(fd, path, low, static_cast<std::size_t>(high - low));
-    if (const std::size_t newline = block.rfind('\n'); newline != std::string::npos) return low + static_cast<off_t>(newline) + 1;
+    if (const std::size_t newline = block.rfind('\n'); newline != std::string::npos)
+      return low + static_cast<off_t>(newline) + 1;
     high = low;
     piece = std::min<off_t>(2 * piece, 1 << 20);
   }
@@ -54,7 +55,8 @@ bool is_kept(const std::string& line, std::int64_t step) {
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& file, std::int64_t resume_step) : path_(file.string()) {
+MetricsWriter::MetricsWriter(const std::filesystem::path& file, std::int64_t resume_step)
+    : path_(file.string()) {
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("write", path_);
   try {
@@ -95,8 +97,14 @@ void MetricsWriter::append(const std::string& line) {
 }
 
 void MetricsWriter::write(const StepMetrics& m) {
-  append(Json({{"event", "step"}, {"epoch", m.epoch}, {"step", m.step}, {"loss", m.loss}, {"lr", m.lr}, {"grad_norm", m.grad_norm},
-               {"samples", m.samples}, {"time_s", m.time_s}})
+  append(Json({{"event", "step"},
+               {"epoch", m.epoch},
+               {"step", m.step},
+               {"loss", m.loss},
+               {"lr", m.lr},
+               {"grad_norm", m.grad_norm},
+               {"samples", m.samples},
+               {"time_s", m.time_s}})
              .dump() +
          '\n');
 }

@@ -25,13 +25,13 @@ struct EvalMetrics {
   std::int64_t samples = 0;        // evaluated
 };
 
-/// Appends to a file, one write a line. Doubles are written so that they read back to the same value; NaN and infinities as null,
-/// since JSON has no others and readers expect numbers or nothing. Throws Error with the path when the disk is full; a half line
-/// is taken back.
+/// Appends to a file, one write a line. Doubles are written so that they read back to the same value; NaN and
+/// infinities as null, since JSON has no others and readers expect numbers or nothing. Throws Error with the
+/// path when the disk is full; a half line is taken back.
 class MetricsWriter {
  public:
-  /// Opens or creates the file. What does not end in a newline, or belongs to a step after `resume_step`, is cut off: a run that
-  /// goes on from a checkpoint writes those lines again. 0 starts an empty file.
+  /// Opens or creates the file. What does not end in a newline, or belongs to a step after `resume_step`, is
+  /// cut off: a run that goes on from a checkpoint writes those lines again. 0 starts an empty file.
   MetricsWriter(const std::filesystem::path& file, std::int64_t resume_step);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;

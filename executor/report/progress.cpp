@@ -127,8 +127,9 @@ void Progress::begin(const std::vector<std::string>& banner) {
 
 std::string Progress::live_line(const ProgressStep& s) const {
   const std::string head = cat(right(cat(s.epoch), 3), '/', s.epochs, ' ');
-  const std::string tail = cat(' ', s.step, '/', s.steps, "  ", short_number(s.loss), "  lr ", short_number(s.lr), "  ",
-                               short_count(s.samples_per_s), "/s  eta ", clock_str(s.eta_s));
+  const std::string tail =
+      cat(' ', s.step, '/', s.steps, "  ", short_number(s.loss), "  lr ", short_number(s.lr), "  ",
+          short_count(s.samples_per_s), "/s  eta ", clock_str(s.eta_s));
   // One column stays free: some terminals wrap after the last one.
   const int columns = std::max(options_.width() - 1, 1);
   const int room = columns - static_cast<int>(head.size() + tail.size()) - 2;
@@ -143,7 +144,8 @@ void Progress::step(const ProgressStep& s) {
   const std::lock_guard lock(mutex_);
   const double now = options_.now();
   const bool last = s.step == s.steps;
-  if (options_.terminal ? now - last_ < options_.redraw_s && !last && live_ : now - last_ < options_.plain_s) return;
+  if (options_.terminal ? now - last_ < options_.redraw_s && !last && live_ : now - last_ < options_.plain_s)
+    return;
   last_ = now;
   if (options_.terminal) {
     print(std::string(kClear) + live_line(s));
@@ -157,10 +159,12 @@ void Progress::step(const ProgressStep& s) {
 void Progress::epoch(const ProgressEpoch& row) {
   const std::lock_guard lock(mutex_);
   std::string out = clear();
-  if (!head_printed_) out += "\nepoch  train loss   eval loss    accuracy          lr      |grad|  samples/s      time\n";
+  if (!head_printed_)
+    out += "\nepoch  train loss   eval loss    accuracy          lr      |grad|  samples/s      time\n";
   head_printed_ = true;
-  out += right(cat(row.epoch), 5) + right(short_number(row.train_loss), 12) + right(optional_number(row.eval_loss), 12) +
-         right(optional_number(row.accuracy), 12) + right(short_number(row.lr), 12) + right(short_number(row.grad_norm), 12) +
+  out += right(cat(row.epoch), 5) + right(short_number(row.train_loss), 12) +
+         right(optional_number(row.eval_loss), 12) + right(optional_number(row.accuracy), 12) +
+         right(short_number(row.lr), 12) + right(short_number(row.grad_norm), 12) +
          right(short_count(row.samples_per_s), 11) + right(format("%.1f s", row.seconds), 10);
   if (row.best) out += options_.color ? cat("  ", kGreen, "best", kReset) : "  best";
   print(out + '\n');

@@ -14,18 +14,19 @@
 namespace ONNXDDP_API onnxddp {
 
 struct ProgressOptions {
-  bool terminal = false;          // a live line that rewrites itself; else a plain line now and then, without CR or escapes
-  bool color = false;             // colours, on a terminal only
-  bool quiet = false;             // nothing at all
-  double redraw_s = 0.1;          // least time between two states of the live line
-  double plain_s = 10;            // least time between two plain lines
-  std::function<int()> width = [] { return 80; };        // columns, asked at every redraw
-  std::function<void(std::string_view)> write;           // where the text goes
-  std::function<double()> now;                           // seconds of a steady clock
+  /// A live line that rewrites itself; else a plain line now and then, without CR or escapes.
+  bool terminal = false;
+  bool color = false;                              // on a terminal only
+  bool quiet = false;                              // nothing at all
+  double redraw_s = 0.1;                           // least time between two states of the live line
+  double plain_s = 10;                             // least time between two plain lines
+  std::function<int()> width = [] { return 80; };  // columns, asked at every redraw
+  std::function<void(std::string_view)> write;     // where the text goes; default: standard error
+  std::function<double()> now;                     // seconds of a steady clock; default: the machine's
 };
 
-/// For the standard error of this process: live line if it is a terminal and `dumb` (TERM=dumb, CI) is not set, its width,
-/// colours unless `no_color` (NO_COLOR). The environment is read by the caller.
+/// For the standard error of this process: live line if it is a terminal and `dumb` (TERM=dumb, CI) is not
+/// set, its width, colours unless `no_color` (NO_COLOR). The environment is read by the caller.
 ProgressOptions stderr_progress(bool quiet, bool no_color, bool dumb);
 
 /// Both counts from 1; loss is the last step's mean.

@@ -55,7 +55,8 @@ File::File(const std::filesystem::path& path) : name_(path.string()) {
   const bool known = ::fstat(fd_, &info) == 0;
   if (!known || !S_ISREG(info.st_mode)) {
     ::close(fd_);
-    throw Error(cat("cannot read ", name_, ": it is ", S_ISDIR(info.st_mode) ? "a folder" : "no regular file"));
+    throw Error(
+        cat("cannot read ", name_, ": it is ", S_ISDIR(info.st_mode) ? "a folder" : "no regular file"));
   }
   size_ = static_cast<std::uint64_t>(info.st_size);
 }
@@ -67,7 +68,8 @@ void File::read(std::uint64_t offset, std::byte* out, std::size_t count) const {
   while (count > 0) {
     const ssize_t got = ::pread(fd_, out, std::min(count, kPiece), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(cat("cannot read ", name_, ": ", std::strerror(errno))).in(cat(name_, ", byte ", offset));
+    if (got < 0)
+      throw Error(cat("cannot read ", name_, ": ", std::strerror(errno))).in(cat(name_, ", byte ", offset));
     if (got == 0) {
       throw Error(cat(name_, " ends before byte ", offset + count))
           .in(name_)

@@ -1,5 +1,6 @@
-// Bytes of data files: files read by pread, slices of them, and a checked reader for binary formats. Data files are
-// untrusted: every offset and length goes through a check here, nothing is mapped (a mapped file that shrinks kills).
+// Bytes of data files: files read by pread, slices of them, and a checked reader for binary formats. Data
+// files are untrusted: every offset and length goes through a check here, nothing is mapped (a mapped file
+// that shrinks kills).
 #pragma once
 
 #include <bit>

@@ -25,9 +25,11 @@ std::string known_formats() {
 
 std::unique_ptr<Dataset> open_file(const std::filesystem::path& file) {
   std::string extension = file.extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   for (const DatasetDef& f : dataset_formats()) {
-    if (std::find(f.extensions.begin(), f.extensions.end(), extension) != f.extensions.end()) return f.open(file);
+    if (std::find(f.extensions.begin(), f.extensions.end(), extension) != f.extensions.end())
+      return f.open(file);
   }
   throw Error(cat("the data format of ", file.string(), " is unknown: ",
                   extension.empty() ? "its name has no extension" : cat("extension ", in_quotes(extension))))
@@ -48,21 +50,31 @@ bool differ_by_one_dim(const Ints& a, const Ints& b) {
 }
 
 struct Range {
-  std::int64_t low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
+  std::int64_t low = std::numeric_limits<std::int64_t>::min(),
+               high = std::numeric_limits<std::int64_t>::max();
 };
 
 /// Values of an integer or bool type that a 64-bit integer can hold.
 Range range_of(DType dtype) {
   switch (dtype) {
-    case DType::boolean: return {0, 1};
-    case DType::i8: return {-128, 127};
-    case DType::i16: return {-32768, 32767};
-    case DType::i32: return {-2147483648LL, 2147483647};
-    case DType::u8: return {0, 255};
-    case DType::u16: return {0, 65535};
-    case DType::u32: return {0, 4294967295LL};
-    case DType::u64: return {0, std::numeric_limits<std::int64_t>::max()};
-    default: return {};
+    case DType::boolean:
+      return {0, 1};
+    case DType::i8:
+      return {-128, 127};
+    case DType::i16:
+      return {-32768, 32767};
+    case DType::i32:
+      return {-2147483648LL, 2147483647};
+    case DType::u8:
+      return {0, 255};
+    case DType::u16:
+      return {0, 65535};
+    case DType::u32:
+      return {0, 4294967295LL};
+    case DType::u64:
+      return {0, std::numeric_limits<std::int64_t>::max()};
+    default:
+      return {};
   }
 }
 
@@ -102,23 +114,31 @@ HostTensor to_float(const HostTensor& from) {
 HostTensor fast_cast(const HostTensor& from, DType to) {
   if (to == DType::f32) {
     switch (from.dtype()) {
-      case DType::u8: return to_float<std::uint8_t>(from);
-      case DType::i32: return to_float<std::int32_t>(from);
-      case DType::i64: return to_float<std::int64_t>(from);
-      case DType::f64: return to_float<double>(from);
-      default: break;
+      case DType::u8:
+        return to_float<std::uint8_t>(from);
+      case DType::i32:
+        return to_float<std::int32_t>(from);
+      case DType::i64:
+        return to_float<std::int64_t>(from);
+      case DType::f64:
+        return to_float<double>(from);
+      default:
+        break;
     }
   }
   return from.cast(to);
 }
 
-HostTensor convert(const HostTensor& from, const ArrayInfo& info, const Column& column, std::span<const std::int64_t> indices) {
+HostTensor convert(const HostTensor& from, const ArrayInfo& info, const Column& column,
+                   std::span<const std::int64_t> indices) {
   if (from.dtype() == column.dtype) return from;
   HostTensor to = fast_cast(from, column.dtype);
   const std::int64_t bad = first_misfit(from, to);
   if (bad < 0) return to;
-  const std::int64_t row = indices[static_cast<std::size_t>(bad / (from.numel() / static_cast<std::int64_t>(indices.size())))];
-  throw Error(cat("a value of array ", in_quotes(info.name), " does not fit ", dtype_name(column.dtype), ": row ", row))
+  const std::int64_t row =
+      indices[static_cast<std::size_t>(bad / (from.numel() / static_cast<std::int64_t>(indices.size())))];
+  throw Error(cat("a value of array ", in_quotes(info.name), " does not fit ", dtype_name(column.dtype),
+                  ": row ", row))
       .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, value ",
               is_float(from.dtype()) ? number_str(from.as_double(bad)) : cat(from.as_int(bad))))
       .hint(cat("input ", in_quotes(column.input), " is ", dtype_name(column.dtype)));
@@ -141,8 +161,8 @@ std::unique_ptr<Dataset> open_dataset(const std::vector<std::filesystem::path>& 
 std::string conversion(const ArrayInfo& info, const Column& column) {
   const auto report = [&](const std::string& what) {
     return Error(cat(what, ": array ", in_quotes(info.name), ", input ", in_quotes(column.input)))
-        .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape), " a row, wanted: ",
-                dtype_name(column.dtype), shape_str(column.row_shape)));
+        .at(cat(in_quotes(info.name), ": ", dtype_name(info.dtype), shape_str(info.row_shape),
+                " a row, wanted: ", dtype_name(column.dtype), shape_str(column.row_shape)));
   };
   if (info.row_shape != column.row_shape && !differ_by_one_dim(info.row_shape, column.row_shape)) {
     throw report("the data's shape does not fit the model");
@@ -152,14 +172,17 @@ std::string conversion(const ArrayInfo& info, const Column& column) {
         .hint("floats are not rounded for you: x.astype(numpy.int64) if they are whole numbers");
   }
   std::string out;
-  if (info.dtype != column.dtype) out = cat(dtype_name(info.dtype), " converted to ", dtype_name(column.dtype));
+  if (info.dtype != column.dtype)
+    out = cat(dtype_name(info.dtype), " converted to ", dtype_name(column.dtype));
   if (info.row_shape != column.row_shape) {
-    out += cat(out.empty() ? "" : ", ", "rows ", shape_str(info.row_shape), " taken as ", shape_str(column.row_shape));
+    out += cat(out.empty() ? "" : ", ", "rows ", shape_str(info.row_shape), " taken as ",
+               shape_str(column.row_shape));
   }
   return out;
 }
 
-std::vector<HostTensor> collate(const Dataset& data, const std::vector<Column>& columns, std::span<const std::int64_t> indices) {
+std::vector<HostTensor> collate(const Dataset& data, const std::vector<Column>& columns,
+                                std::span<const std::int64_t> indices) {
   std::vector<HostTensor> out;
   for (const Column& c : columns) {
     CHECK(c.array < data.arrays().size());

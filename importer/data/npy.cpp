@@ -16,13 +16,15 @@ struct Code {
   std::string_view code;
   DType dtype;
 };
-constexpr Code kCodes[] = {{"b1", DType::boolean}, {"i1", DType::i8},  {"i2", DType::i16}, {"i4", DType::i32},
-                           {"i8", DType::i64},     {"u1", DType::u8},  {"u2", DType::u16}, {"u4", DType::u32},
-                           {"u8", DType::u64},     {"f2", DType::f16}, {"f4", DType::f32}, {"f8", DType::f64}};
+constexpr Code kCodes[] = {{"b1", DType::boolean}, {"i1", DType::i8},  {"i2", DType::i16},
+                           {"i4", DType::i32},     {"i8", DType::i64}, {"u1", DType::u8},
+                           {"u2", DType::u16},     {"u4", DType::u32}, {"u8", DType::u64},
+                           {"f2", DType::f16},     {"f4", DType::f32}, {"f8", DType::f64}};
 
 [[noreturn]] void refuse_dtype(const std::string& descr, const std::string& place) {
   const char kind = descr.size() > 1 ? descr[1] : '?';
-  std::string what = "elements of an unsupported type", hint = "convert it first, e.g. numpy.asarray(x, dtype=numpy.float32)";
+  std::string what = "elements of an unsupported type",
+              hint = "convert it first, e.g. numpy.asarray(x, dtype=numpy.float32)";
   if (kind == 'O') {
     what = "Python objects, which are never read (loading them can run code)";
     hint = "save numbers: numpy.asarray(list_of_rows, dtype=numpy.float32); ragged rows must be padded first";
@@ -178,7 +180,8 @@ void turn_round(const std::byte* src, std::byte* dst, const Ints& shape) {
   const std::int64_t count = numel(shape);
   std::int64_t from = 0;
   for (std::int64_t to = 0; to < count; ++to) {
-    std::memcpy(dst + static_cast<std::size_t>(to) * sizeof(T), src + static_cast<std::size_t>(from) * sizeof(T), sizeof(T));
+    std::memcpy(dst + static_cast<std::size_t>(to) * sizeof(T),
+                src + static_cast<std::size_t>(from) * sizeof(T), sizeof(T));
     for (std::size_t d = rank; d-- > 0;) {
       from += stride[d];
       if (++index[d] < shape[d]) break;
@@ -193,10 +196,18 @@ Bytes row_major(const NpyHeader& header, const Bytes& elements, const std::strin
   const auto target = allocate_bytes(elements.size, place);
   elements.read(0, source.get(), elements.size);
   switch (dtype_size(header.dtype)) {
-    case 1: turn_round<std::uint8_t>(source.get(), target.get(), header.shape); break;
-    case 2: turn_round<std::uint16_t>(source.get(), target.get(), header.shape); break;
-    case 4: turn_round<std::uint32_t>(source.get(), target.get(), header.shape); break;
-    default: turn_round<std::uint64_t>(source.get(), target.get(), header.shape); break;
+    case 1:
+      turn_round<std::uint8_t>(source.get(), target.get(), header.shape);
+      break;
+    case 2:
+      turn_round<std::uint16_t>(source.get(), target.get(), header.shape);
+      break;
+    case 4:
+      turn_round<std::uint32_t>(source.get(), target.get(), header.shape);
+      break;
+    default:
+      turn_round<std::uint64_t>(source.get(), target.get(), header.shape);
+      break;
   }
   return {nullptr, target, 0, elements.size};
 }
@@ -205,7 +216,8 @@ Bytes row_major(const NpyHeader& header, const Bytes& elements, const std::strin
 
 NpyHeader read_npy_header(const PullBytes& pull, std::uint64_t total, const std::string& place) {
   const auto require = [&](std::uint64_t bytes) {
-    if (bytes > total) throw Error(cat("the .npy file is truncated: ", total, " bytes")).in(place).hint("copy it again");
+    if (bytes > total)
+      throw Error(cat("the .npy file is truncated: ", total, " bytes")).in(place).hint("copy it again");
   };
   std::byte start[12];
   require(10);
@@ -214,14 +226,19 @@ NpyHeader read_npy_header(const PullBytes& pull, std::uint64_t total, const std:
     throw Error("this is no .npy file: its first bytes are not \\x93NUMPY").in(place);
   }
   const int version = std::to_integer<int>(start[6]);
-  if (version < 1 || version > 3) throw Error(cat(".npy version ", version, " is unknown; 1 to 3 are read")).in(place);
-  std::uint64_t prefix = 10, length = std::to_integer<unsigned>(start[8]) + 256 * std::to_integer<unsigned>(start[9]);
+  if (version < 1 || version > 3)
+    throw Error(cat(".npy version ", version, " is unknown; 1 to 3 are read")).in(place);
+  std::uint64_t prefix = 10,
+                length = std::to_integer<unsigned>(start[8]) + 256 * std::to_integer<unsigned>(start[9]);
   if (version > 1) {
     require(prefix = 12);
     pull(start + 10, 2);
-    length += (std::to_integer<std::uint64_t>(start[10]) << 16) + (std::to_integer<std::uint64_t>(start[11]) << 24);
+    length +=
+        (std::to_integer<std::uint64_t>(start[10]) << 16) + (std::to_integer<std::uint64_t>(start[11]) << 24);
   }
-  if (length > kMaxHeader) throw Error(cat("the .npy header claims ", length, " bytes; at most ", kMaxHeader, " are read")).in(place);
+  if (length > kMaxHeader)
+    throw Error(cat("the .npy header claims ", length, " bytes; at most ", kMaxHeader, " are read"))
+        .in(place);
   require(prefix + length);
   std::string text(length, '\0');
   pull(reinterpret_cast<std::byte*>(text.data()), text.size());
@@ -231,12 +248,15 @@ NpyHeader read_npy_header(const PullBytes& pull, std::uint64_t total, const std:
   out.data_bytes = dtype_size(out.dtype);
   const auto zero = std::find(out.shape.begin(), out.shape.end(), 0);
   for (const std::int64_t dim : out.shape) {  // without the zeros: their product must not hide an overflow
-    if (dim != 0) out.data_bytes = mul_checked(out.data_bytes, static_cast<std::uint64_t>(dim), "the array's shape", place);
+    if (dim != 0)
+      out.data_bytes =
+          mul_checked(out.data_bytes, static_cast<std::uint64_t>(dim), "the array's shape", place);
   }
   if (zero != out.shape.end()) out.data_bytes = 0;
   if (out.data_bytes != total - out.header_bytes) {
-    throw Error(cat("the .npy file is ", out.data_bytes > total - out.header_bytes ? "truncated" : "too long", ": its header asks for ",
-                    out.data_bytes, " bytes of elements, ", total - out.header_bytes, " are there"))
+    throw Error(cat("the .npy file is ", out.data_bytes > total - out.header_bytes ? "truncated" : "too long",
+                    ": its header asks for ", out.data_bytes, " bytes of elements, ",
+                    total - out.header_bytes, " are there"))
         .at(cat("shape ", shape_str(out.shape), " of ", dtype_name(out.dtype)))
         .in(place)
         .hint("copy the file again");
@@ -255,21 +275,24 @@ Array npy_array(const NpyHeader& header, std::string name, Bytes elements, const
   out.rows = header.shape.front();
   out.swapped = header.swapped;
   out.place = place;
-  const auto wide = std::count_if(header.shape.begin(), header.shape.end(), [](std::int64_t d) { return d != 1; });
+  const auto wide =
+      std::count_if(header.shape.begin(), header.shape.end(), [](std::int64_t d) { return d != 1; });
   const bool turn = header.fortran && wide > 1 && elements.size > 0;
   out.bytes = turn ? row_major(header, elements, place) : std::move(elements);
   return out;
 }
 
 std::string npy_header_text(DType dtype, const Ints& shape) {
-  const auto code = std::find_if(std::begin(kCodes), std::end(kCodes), [&](const Code& c) { return c.dtype == dtype; });
+  const auto code =
+      std::find_if(std::begin(kCodes), std::end(kCodes), [&](const Code& c) { return c.dtype == dtype; });
   if (code == std::end(kCodes)) {
     throw Error(cat("NumPy has no type for ", dtype_name(dtype))).hint("convert to float32 first");
   }
   std::string dims;
   for (const std::int64_t d : shape) dims += cat(d, shape.size() == 1 ? "," : ", ");
   if (shape.size() > 1) dims.resize(dims.size() - 2);
-  std::string dict = cat("{'descr': '", dtype_size(dtype) == 1 ? '|' : '<', code->code, "', 'fortran_order': False, 'shape': (", dims, "), }");
+  std::string dict = cat("{'descr': '", dtype_size(dtype) == 1 ? '|' : '<', code->code,
+                         "', 'fortran_order': False, 'shape': (", dims, "), }");
   constexpr std::size_t kPrefix = 10, kAlign = 64;
   dict.append(kAlign - 1 - (kPrefix + dict.size()) % kAlign, ' ');
   dict += '\n';
@@ -287,7 +310,8 @@ std::unique_ptr<Dataset> open_npy(const std::filesystem::path& path) {
   };
   const NpyHeader header = read_npy_header(pull, file->size(), file->name());
   std::vector<Array> arrays;
-  arrays.push_back(npy_array(header, path.stem().string(), {file, nullptr, header.header_bytes, header.data_bytes}, file->name()));
+  arrays.push_back(npy_array(header, path.stem().string(),
+                             {file, nullptr, header.header_bytes, header.data_bytes}, file->name()));
   return make_table(std::move(arrays), file->name());
 }
 

@@ -20,11 +20,12 @@ struct NpyHeader {
 /// Gives the next bytes of the file; throws Error at its end.
 using PullBytes = std::function<void(std::byte* out, std::size_t count)>;
 
-/// Reads and checks a header of a file of `total` bytes: dtype, order, and that header and elements fill the file exactly.
-/// Throws Error in `place`, with a remedy where NumPy can help. Allocates at most 1 MiB.
+/// Reads and checks a header of a file of `total` bytes: dtype, order, and that header and elements fill the
+/// file exactly. Throws Error in `place`, with a remedy where NumPy can help. Allocates at most 1 MiB.
 NpyHeader read_npy_header(const PullBytes& pull, std::uint64_t total, const std::string& place);
 
-/// `elements` lie behind the header: an array of row-major rows. Column-major ones are read whole and turned round.
+/// `elements` lie behind the header: an array of row-major rows. Column-major ones are read whole and turned
+/// round.
 Array npy_array(const NpyHeader& header, std::string name, Bytes elements, const std::string& place);
 
 /// Version 1.0 header, padded to 64 bytes as NumPy does. Throws Error for bf16, which NumPy lacks.

@@ -1,4 +1,5 @@
-// Stored members are read row by row from inside the archive; deflated ones are unpacked once when the file is opened.
+// Stored members are read row by row from inside the archive; deflated ones are unpacked once when the file
+// is opened.
 #include "importer/data/npz.h"
 
 #include <fcntl.h>
@@ -18,7 +19,8 @@ namespace onnxddp {
 namespace {
 
 constexpr std::string_view kSuffix = ".npy";
-/// Deflate reaches 1000:1 on zeros. Real data stays far below; a file that asks for more memory than this is refused.
+/// Deflate reaches 1000:1 on zeros. Real data stays far below; a file that asks for more memory than this is
+/// refused.
 constexpr std::uint64_t kUnpackedFree = 64ULL << 20, kUnpackedRatio = 100;
 
 void check_unpacked_size(const File& file, const std::vector<ZipMember>& members) {
@@ -27,7 +29,8 @@ void check_unpacked_size(const File& file, const std::vector<ZipMember>& members
     if (m.deflated) total = add_checked(total, m.bytes, "the unpacked size", file.name());
   }
   if (total > kUnpackedFree && (total - kUnpackedFree) / kUnpackedRatio > file.size()) {
-    throw Error(cat("the archive of ", size_str(file.size()), " would unpack to ", size_str(total), " in memory"))
+    throw Error(
+        cat("the archive of ", size_str(file.size()), " would unpack to ", size_str(total), " in memory"))
         .in(file.name())
         .hint(cat("more than ", kUnpackedRatio, " times its size + ", size_str(kUnpackedFree),
                   " is not unpacked; write it with numpy.savez, which does not compress"));
@@ -36,7 +39,9 @@ void check_unpacked_size(const File& file, const std::vector<ZipMember>& members
 
 Array open_member(const std::shared_ptr<const File>& file, const ZipMember& member) {
   if (member.name.size() <= kSuffix.size() || !member.name.ends_with(kSuffix)) {
-    throw Error(cat("member ", in_quotes(member.name), " is no .npy array")).in(file->name()).hint("leave it out of the archive");
+    throw Error(cat("member ", in_quotes(member.name), " is no .npy array"))
+        .in(file->name())
+        .hint("leave it out of the archive");
   }
   std::string name = member.name.substr(0, member.name.size() - kSuffix.size());
   const std::string place = cat(file->name(), ", array ", in_quotes(name));
@@ -47,10 +52,12 @@ Array open_member(const std::shared_ptr<const File>& file, const ZipMember& memb
       position += count;
     };
     const NpyHeader header = read_npy_header(pull, member.bytes, place);
-    return npy_array(header, std::move(name), {file, nullptr, member.data_offset + header.header_bytes, header.data_bytes}, place);
+    return npy_array(header, std::move(name),
+                     {file, nullptr, member.data_offset + header.header_bytes, header.data_bytes}, place);
   }
   Inflater inflater(*file, member, place);
-  const NpyHeader header = read_npy_header([&](std::byte* out, std::size_t count) { inflater.read(out, count); }, member.bytes, place);
+  const NpyHeader header = read_npy_header(
+      [&](std::byte* out, std::size_t count) { inflater.read(out, count); }, member.bytes, place);
   const auto memory = allocate_bytes(header.data_bytes, place);
   inflater.read(memory.get(), header.data_bytes);
   inflater.finish();
@@ -60,13 +67,14 @@ Array open_member(const std::shared_ptr<const File>& file, const ZipMember& memb
 // --- writing
 
 void put(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
+  for (int i = 0; i < bytes; ++i, value >>= 8) out += static_cast<char>(value & 0xff);
 }
 
 /// A file that appears under its name only when it is whole.
 class NewFile {
  public:
-  explicit NewFile(const std::filesystem::path& path) : path_(path.string()), temporary_(cat(path_, ".tmp-", ::getpid())) {
+  explicit NewFile(const std::filesystem::path& path)
+      : path_(path.string()), temporary_(cat(path_, ".tmp-", ::getpid())) {
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd_ < 0) fail();
   }
@@ -119,7 +127,8 @@ struct Written {
 
 constexpr std::uint64_t kLimit32 = 0xffffffff;
 
-/// What local header and directory entry have in common: version, flags (UTF-8 names), method stored, 1980-01-01, crc, sizes.
+/// What local header and directory entry have in common: version, flags (UTF-8 names), method stored,
+/// 1980-01-01, crc, sizes.
 void put_common(std::string& out, const Written& w) {
   const std::uint64_t size = std::min(w.bytes, kLimit32);
   put(out, 45, 2);
@@ -207,17 +216,20 @@ std::unique_ptr<Dataset> open_npz(const std::filesystem::path& path) {
   check_unpacked_size(*file, members);
   std::set<std::string> names;
   for (const ZipMember& m : members) {  // before any is unpacked
-    if (!names.insert(m.name).second) throw Error(cat("the archive holds two members ", in_quotes(m.name))).in(file->name());
+    if (!names.insert(m.name).second)
+      throw Error(cat("the archive holds two members ", in_quotes(m.name))).in(file->name());
   }
   std::vector<Array> arrays;
   for (const ZipMember& m : members) arrays.push_back(open_member(file, m));
   return make_table(std::move(arrays), file->name());
 }
 
-void write_npz(const std::filesystem::path& path, const std::vector<std::pair<std::string, HostTensor>>& arrays) {
+void write_npz(const std::filesystem::path& path,
+               const std::vector<std::pair<std::string, HostTensor>>& arrays) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : arrays) {
-    if (!names.insert(name).second) throw Error(cat("two arrays have the name ", in_quotes(name))).in(path.string());
+    if (!names.insert(name).second)
+      throw Error(cat("two arrays have the name ", in_quotes(name))).in(path.string());
   }
   NewFile file(path);
   std::string directory;

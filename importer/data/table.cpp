@@ -51,10 +51,14 @@ std::int64_t first_special(const std::byte* data, std::int64_t count, Bits mask)
 
 std::int64_t first_special(const HostTensor& t) {
   switch (t.dtype()) {
-    case DType::f32: return first_special<std::uint32_t>(t.raw(), t.numel(), 0x7f800000U);
-    case DType::f64: return first_special<std::uint64_t>(t.raw(), t.numel(), 0x7ff0000000000000ULL);
-    case DType::f16: return first_special<std::uint16_t>(t.raw(), t.numel(), 0x7c00U);
-    default: return -1;
+    case DType::f32:
+      return first_special<std::uint32_t>(t.raw(), t.numel(), 0x7f800000U);
+    case DType::f64:
+      return first_special<std::uint64_t>(t.raw(), t.numel(), 0x7ff0000000000000ULL);
+    case DType::f16:
+      return first_special<std::uint16_t>(t.raw(), t.numel(), 0x7c00U);
+    default:
+      return -1;
   }
 }
 
@@ -85,7 +89,8 @@ class Table : public Dataset {
     const std::size_t row_bytes = out.bytes() / indices.size();
     for (std::size_t i = 0; i < indices.size();) {
       std::size_t run = 1;  // neighbours are one read
-      while (i + run < indices.size() && indices[i + run] == indices[i] + static_cast<std::int64_t>(run)) ++run;
+      while (i + run < indices.size() && indices[i + run] == indices[i] + static_cast<std::int64_t>(run))
+        ++run;
       CHECK(indices[i] >= 0 && indices[i + run - 1] < a.rows, "row ", indices[i], " of ", a.rows);
       a.bytes.read(static_cast<std::uint64_t>(indices[i]) * row_bytes, data + i * row_bytes, run * row_bytes);
       i += run;
@@ -198,7 +203,8 @@ std::unique_ptr<Dataset> make_table(std::vector<Array> arrays, const std::string
 std::unique_ptr<Dataset> join(std::vector<std::unique_ptr<Dataset>> parts) {
   std::vector<Count> counts;
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    for (const ArrayInfo& a : parts[p]->arrays()) counts.push_back({a.name, cat("data file ", p + 1), parts[p]->size()});
+    for (const ArrayInfo& a : parts[p]->arrays())
+      counts.push_back({a.name, cat("data file ", p + 1), parts[p]->size()});
   }
   check_counts(counts);
   if (parts.size() == 1) return std::move(parts.front());

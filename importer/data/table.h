@@ -19,7 +19,8 @@ struct Array {
   std::string place;     // for messages: file, and array where the file has several
 };
 
-/// The arrays of one file as a data set. Throws Error: no arrays, no rows, unequal numbers of rows, equal names.
+/// The arrays of one file as a data set. Throws Error: no arrays, no rows, unequal numbers of rows, equal
+/// names.
 std::unique_ptr<Dataset> make_table(std::vector<Array> arrays, const std::string& file);
 /// The arrays of several data sets side by side; the same checks.
 std::unique_ptr<Dataset> join(std::vector<std::unique_ptr<Dataset>> parts);

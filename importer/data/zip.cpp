@@ -1,6 +1,7 @@
-// Layout read here, from the end: end record (at most 64 KiB of comment behind it), in zip64 archives a locator and a second end
-// record in front of it, the directory, and for each member a local header with its bytes. Sizes and checksums come from the
-// directory: a local header may leave them to a record behind the bytes.
+// Layout read here, from the end: end record (at most 64 KiB of comment behind it), in zip64 archives a
+// locator and a second end record in front of it, the directory, and for each member a local header with its
+// bytes. Sizes and checksums come from the directory: a local header may leave them to a record behind the
+// bytes.
 #include "importer/data/zip.h"
 
 #include <zlib.h>
@@ -11,15 +12,19 @@
 namespace onnxddp {
 namespace {
 
-constexpr std::uint32_t kLocalSignature = 0x04034b50, kEntrySignature = 0x02014b50, kEndSignature = 0x06054b50,
-                        kEnd64Signature = 0x06064b50, kLocatorSignature = 0x07064b50;
-constexpr std::uint64_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kLocalBytes = 30, kEntryBytes = 46;
+constexpr std::uint32_t kLocalSignature = 0x04034b50, kEntrySignature = 0x02014b50,
+                        kEndSignature = 0x06054b50, kEnd64Signature = 0x06064b50,
+                        kLocatorSignature = 0x07064b50;
+constexpr std::uint64_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56, kLocalBytes = 30,
+                        kEntryBytes = 46;
 constexpr std::uint64_t kMaxMembers = 65536, kMaxDirectory = 64ULL << 20;
 constexpr std::uint32_t kNone32 = 0xffffffff;
 constexpr std::uint16_t kNone16 = 0xffff;
 
 [[noreturn]] void damaged(const File& file, const std::string& why) {
-  throw Error(cat("the archive is truncated or damaged: ", why)).in(file.name()).hint("copy or download it again");
+  throw Error(cat("the archive is truncated or damaged: ", why))
+      .in(file.name())
+      .hint("copy or download it again");
 }
 
 std::vector<std::byte> read_part(const File& file, std::uint64_t offset, std::uint64_t count) {
@@ -108,23 +113,27 @@ ZipMember read_entry(Reader& directory, const File& file) {
   out.header_offset = directory.u32();
   if (name > 4096) throw Error("a member's name is longer than 4096 bytes").in(file.name());
   out.name = directory.text(name);
-  read_extra64(Reader(directory.take(extra), file.name()), file, {&out.bytes, &out.stored_bytes, &out.header_offset});
+  read_extra64(Reader(directory.take(extra), file.name()), file,
+               {&out.bytes, &out.stored_bytes, &out.header_offset});
   directory.take(comment);
   if ((flags & 1) != 0) throw Error(cat("member ", in_quotes(out.name), " is encrypted")).in(file.name());
   if (method != 0 && method != 8) {
-    throw Error(cat("member ", in_quotes(out.name), " is packed by method ", method, "; stored and deflate are read"))
+    throw Error(
+        cat("member ", in_quotes(out.name), " is packed by method ", method, "; stored and deflate are read"))
         .in(file.name())
         .hint("write it with numpy.savez or numpy.savez_compressed");
   }
   out.deflated = method == 8;
-  if (!out.deflated && out.bytes != out.stored_bytes) damaged(file, cat("member ", in_quotes(out.name), " has two different sizes"));
+  if (!out.deflated && out.bytes != out.stored_bytes)
+    damaged(file, cat("member ", in_quotes(out.name), " has two different sizes"));
   return out;
 }
 
 void find_data(const File& file, std::uint64_t limit, ZipMember& member) {
   const auto header_bytes = read_part(file, member.header_offset, kLocalBytes);
   Reader header(header_bytes, file.name());
-  if (header.u32() != kLocalSignature) damaged(file, cat("the header of member ", in_quotes(member.name), " is missing"));
+  if (header.u32() != kLocalSignature)
+    damaged(file, cat("the header of member ", in_quotes(member.name), " is missing"));
   header.take(22);
   const std::uint16_t name = header.u16(), extra = header.u16();
   const auto name_bytes = read_part(file, member.header_offset + kLocalBytes, name);
@@ -141,10 +150,12 @@ void find_data(const File& file, std::uint64_t limit, ZipMember& member) {
 void check_overlaps(const File& file, const std::vector<ZipMember>& members) {
   std::vector<const ZipMember*> sorted;
   for (const ZipMember& m : members) sorted.push_back(&m);
-  std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->header_offset < b->header_offset; });
+  std::sort(sorted.begin(), sorted.end(),
+            [](auto* a, auto* b) { return a->header_offset < b->header_offset; });
   for (std::size_t i = 1; i < sorted.size(); ++i) {
     if (sorted[i]->header_offset < sorted[i - 1]->data_offset + sorted[i - 1]->stored_bytes) {
-      damaged(file, cat("members ", in_quotes(sorted[i - 1]->name), " and ", in_quotes(sorted[i]->name), " overlap"));
+      damaged(file, cat("members ", in_quotes(sorted[i - 1]->name), " and ", in_quotes(sorted[i]->name),
+                        " overlap"));
     }
   }
 }
@@ -154,7 +165,8 @@ void check_overlaps(const File& file, const std::vector<ZipMember>& members) {
 std::vector<ZipMember> read_zip_directory(const File& file) {
   const Directory where = find_directory(file);
   if (where.members > kMaxMembers || where.bytes > kMaxDirectory) {
-    throw Error(cat("the archive holds ", where.members, " members; at most ", kMaxMembers, " are read")).in(file.name());
+    throw Error(cat("the archive holds ", where.members, " members; at most ", kMaxMembers, " are read"))
+        .in(file.name());
   }
   if (where.bytes / kEntryBytes < where.members) damaged(file, "its directory is too short");
   const auto bytes = read_part(file, where.offset, where.bytes);
@@ -203,14 +215,16 @@ struct Inflater::State {
       }
     }
     const std::size_t done = count - stream.avail_out;
-    crc = static_cast<std::uint32_t>(::crc32(crc, reinterpret_cast<const Bytef*>(out), static_cast<uInt>(done)));
+    crc = static_cast<std::uint32_t>(
+        ::crc32(crc, reinterpret_cast<const Bytef*>(out), static_cast<uInt>(done)));
     return done;
   }
 };
 
 Inflater::Inflater(const File& file, const ZipMember& member, std::string place)
     : state_(new State{file, member, std::move(place)}) {
-  if (::inflateInit2(&state_->stream, -MAX_WBITS) != Z_OK) throw Error("not enough memory to unpack").in(state_->place);
+  if (::inflateInit2(&state_->stream, -MAX_WBITS) != Z_OK)
+    throw Error("not enough memory to unpack").in(state_->place);
 }
 
 Inflater::~Inflater() { ::inflateEnd(&state_->stream); }
@@ -227,7 +241,8 @@ void Inflater::read(std::byte* out, std::size_t count) {
 
 void Inflater::finish() {
   std::byte extra;
-  if (!state_->ended && state_->inflate_some(&extra, 1) != 0) state_->fail("it is longer than the directory says");
+  if (!state_->ended && state_->inflate_some(&extra, 1) != 0)
+    state_->fail("it is longer than the directory says");
   if (state_->crc != state_->member.crc) state_->fail("its checksum does not hold");
 }
 

@@ -1,4 +1,5 @@
-// The part of the zip format that .npz files use: the central directory (with zip64), stored and deflated members.
+// The part of the zip format that .npz files use: the central directory (with zip64), stored and deflated
+// members.
 #pragma once
 
 #include <memory>
@@ -19,8 +20,9 @@ struct ZipMember {
   std::uint64_t data_offset = 0;
 };
 
-/// The members in the order of the directory. Throws Error: no directory (truncated, no zip), records outside the file, members
-/// that overlap, encryption, other methods than stored and deflate, more than 65,536 members.
+/// The members in the order of the directory. Throws Error: no directory (truncated, no zip), records outside
+/// the file, members that overlap, encryption, other methods than stored and deflate, more than 65,536
+/// members.
 std::vector<ZipMember> read_zip_directory(const File& file);
 
 /// Unpacks one deflated member from front to back.

@@ -43,7 +43,14 @@ struct Screen {
 };
 
 ProgressStep at_step(std::int64_t step) {
-  return {.epoch = 4, .epochs = 20, .step = step, .steps = 460, .loss = 0.3101, .lr = 0.0951, .samples_per_s = 44100, .eta_s = 2};
+  return {.epoch = 4,
+          .epochs = 20,
+          .step = step,
+          .steps = 460,
+          .loss = 0.3101,
+          .lr = 0.0951,
+          .samples_per_s = 44100,
+          .eta_s = 2};
 }
 
 TEST(Progress, RewritesOneLineOnATerminal) {
@@ -52,7 +59,8 @@ TEST(Progress, RewritesOneLineOnATerminal) {
   progress.begin({"onnx-ddp 0.1  model.onnx", "data     digits.npz"});
   EXPECT_EQ(screen.take(), "onnx-ddp 0.1  model.onnx\ndata     digits.npz\n");
   progress.step(at_step(87));
-  EXPECT_EQ(screen.take(), "\r\x1b[K  4/20 [===>                 ] 87/460  0.3101  lr 0.0951  44.1k/s  eta 0:02");
+  EXPECT_EQ(screen.take(),
+            "\r\x1b[K  4/20 [===>                 ] 87/460  0.3101  lr 0.0951  44.1k/s  eta 0:02");
   screen.time = 0.05;
   progress.step(at_step(88));  // too soon
   EXPECT_EQ(screen.take(), "");
@@ -110,7 +118,8 @@ TEST(Progress, PlainOutputIsRareAndWithoutEscapes) {
   EXPECT_THAT(screen.text, Not(HasSubstr("\r")));
   EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
   EXPECT_THAT(screen.text, HasSubstr(" epoch=4 loss=0.3101 lr=0.0951 samples_per_s=44100 eta_s=2\n"));
-  EXPECT_EQ(std::count(screen.text.begin(), screen.text.end(), '\n'), 6) << screen.text;  // three of them steps
+  EXPECT_EQ(std::count(screen.text.begin(), screen.text.end(), '\n'), 6)
+      << screen.text;  // three of them steps
 }
 
 TEST(Progress, QuietPrintsNothing) {
@@ -131,13 +140,27 @@ TEST(Progress, EpochsAreRowsUnderOneHead) {
   ProgressOptions options = screen.options(true);
   options.color = true;
   Progress progress(options);
-  progress.epoch({.epoch = 1, .train_loss = 1.412, .eval_loss = 0.8034, .accuracy = 0.7889, .lr = 0.1, .grad_norm = 2.31,
-                  .samples_per_s = 41200, .seconds = 0.12, .best = true});
-  progress.epoch({.epoch = 2, .train_loss = 0.5, .eval_loss = {}, .accuracy = {}, .lr = 1e-5, .grad_norm = 1, .samples_per_s = 950,
+  progress.epoch({.epoch = 1,
+                  .train_loss = 1.412,
+                  .eval_loss = 0.8034,
+                  .accuracy = 0.7889,
+                  .lr = 0.1,
+                  .grad_norm = 2.31,
+                  .samples_per_s = 41200,
+                  .seconds = 0.12,
+                  .best = true});
+  progress.epoch({.epoch = 2,
+                  .train_loss = 0.5,
+                  .eval_loss = {},
+                  .accuracy = {},
+                  .lr = 1e-5,
+                  .grad_norm = 1,
+                  .samples_per_s = 950,
                   .seconds = 61});
   EXPECT_EQ(screen.text,
             "\nepoch  train loss   eval loss    accuracy          lr      |grad|  samples/s      time\n"
-            "    1      1.4120      0.8034      0.7889      0.1000      2.3100      41.2k     0.1 s  \x1b[32mbest\x1b[0m\n"
+            "    1      1.4120      0.8034      0.7889      0.1000      2.3100      41.2k     0.1 s  "
+            "\x1b[32mbest\x1b[0m\n"
             "    2      0.5000                           1.000e-05      1.0000        950    61.0 s\n");
 }
 
@@ -211,7 +234,8 @@ class Metrics : public ::testing::Test {
   }
   void write_steps(std::int64_t from, std::int64_t to) {
     MetricsWriter writer(file_, from - 1);
-    for (std::int64_t s = from; s <= to; ++s) writer.write(StepMetrics{.epoch = 1, .step = s, .samples = 8 * s});
+    for (std::int64_t s = from; s <= to; ++s)
+      writer.write(StepMetrics{.epoch = 1, .step = s, .samples = 8 * s});
   }
 
   fs::path folder_, file_;
@@ -220,12 +244,14 @@ class Metrics : public ::testing::Test {
 TEST_F(Metrics, LinesAreAsDesigned) {
   {
     MetricsWriter writer(file_, 0);
-    writer.write(StepMetrics{.epoch = 1, .step = 1, .loss = 0.1, .lr = 0.001, .grad_norm = 2.5, .samples = 64, .time_s = 0.25});
+    writer.write(StepMetrics{
+        .epoch = 1, .step = 1, .loss = 0.1, .lr = 0.001, .grad_norm = 2.5, .samples = 64, .time_s = 0.25});
     writer.write(EvalMetrics{.epoch = 1, .step = 1, .loss = 0.5, .accuracy = 0.75, .samples = 360});
     writer.write(EvalMetrics{.epoch = 1, .step = 1, .loss = 0.5, .accuracy = {}, .samples = 360});
   }
   EXPECT_EQ(text(),
-            "{\"event\":\"step\",\"epoch\":1,\"step\":1,\"loss\":0.1,\"lr\":0.001,\"grad_norm\":2.5,\"samples\":64,\"time_s\":0.25}\n"
+            "{\"event\":\"step\",\"epoch\":1,\"step\":1,\"loss\":0.1,\"lr\":0.001,\"grad_norm\":2.5,"
+            "\"samples\":64,\"time_s\":0.25}\n"
             "{\"event\":\"eval\",\"epoch\":1,\"step\":1,\"loss\":0.5,\"accuracy\":0.75,\"samples\":360}\n"
             "{\"event\":\"eval\",\"epoch\":1,\"step\":1,\"loss\":0.5,\"samples\":360}\n");
 }
@@ -234,7 +260,8 @@ TEST_F(Metrics, NumbersRoundTripAndSpecialOnesAreNull) {
   const std::vector<double> losses = {1.0 / 3, 0.1F, 5e-324, 1.7976931348623157e308, 2.3025850929940455};
   {
     MetricsWriter writer(file_, 0);
-    for (const double loss : losses) writer.write(StepMetrics{.loss = loss, .grad_norm = std::numeric_limits<double>::infinity()});
+    for (const double loss : losses)
+      writer.write(StepMetrics{.loss = loss, .grad_norm = std::numeric_limits<double>::infinity()});
     writer.write(StepMetrics{.loss = NAN});
   }
   std::ifstream in(file_);
@@ -257,7 +284,8 @@ TEST_F(Metrics, ResumeCutsBackToTheCheckpoint) {
   std::ofstream(file_, std::ios::app) << "{\"event\":\"step\",\"st";  // killed within a line
   write_steps(7, 7);
   EXPECT_THAT(steps(), ElementsAre(1, 2, 3, 4, 5, 6, 7));
-  std::ofstream(file_, std::ios::app) << "{\"event\":\"step\",\"step\":7}";  // whole, but its newline is not there
+  std::ofstream(file_, std::ios::app)
+      << "{\"event\":\"step\",\"step\":7}";  // whole, but its newline is not there
   { const MetricsWriter writer(file_, 7); }
   EXPECT_THAT(text(), EndsWith("}\n"));
   EXPECT_EQ(steps().size(), 7U);

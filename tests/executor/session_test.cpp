@@ -7,8 +7,9 @@
 #include <random>
 #include <thread>
 
-#include "executor/plan/draft.h"
+#include "graph/builder.h"
 #include "graph/pass.h"
+#include "graph/passes/passes.h"
 #include "graph/text.h"
 #include "tests/testing.h"
 
@@ -233,7 +234,8 @@ TEST_P(SessionRanks, ErrorsOfEitherThreadReachTheCaller) {
       session.run("sum", sum_feeds(n, rank));
       try {
         session.run("sum", sum_feeds(n, rank, rank == 1 ? n : 0));
-      } catch (const PeerError&) {
+      } catch (const PeerError& e) {
+        EXPECT_THAT(e.place(), HasSubstr("All"));  // AllReduce or AllGather
         ++peer;
         throw;
       } catch (const Error& e) {
@@ -436,6 +438,66 @@ TEST(SessionProperty, PlansEqualTheirNodesOnTwoRanks) {
     // Every second graph is large enough for the comm thread.
     run_ranks(2, [&](Communicator& communicator) { compare(RandomGraph(seed, seed % 2 ? 4 : 200).make(), communicator, seed); });
     if (HasFatalFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+// The real thing in small: a convolution net in f32 whose activations are N,H,W,C, three training steps.
+TEST(SessionProperty, TrainsAConvolutionNetAsItsNodesDo) {
+  Graph graph = parse(R"(
+    graph cnn v1
+    input  x: f32[6,3,8,8]
+    input  t: i64[6]
+    param  w1: f32[8,3,3,3]
+    param  b1: f32[8]
+    param  w2: f32[8,8,3,3]
+    param  s: f32[8]
+    param  o: f32[8]
+    param  w3: f32[5,128]
+      c1: f32[6,8,8,8] = Conv(x, w1, b1) {dilations=[1,1], group=1, pads=[1,1,1,1], strides=[1,1]}
+      a1: f32[6,8,8,8] = Relu(c1)
+      c2: f32[6,8,8,8] = Conv(a1, w2) {dilations=[1,1], group=1, pads=[1,1,1,1], strides=[1,1]}
+      st: f32[18] = BatchStats(c2)
+      n2: f32[6,8,8,8] = BatchNormApply(c2, s, o, st) {epsilon=1e-05}
+      r: f32[6,8,8,8] = Add(n2, a1)
+      a2: f32[6,8,8,8] = Relu(r)
+      p: f32[6,8,4,4] = MaxPool(a2) {kernel_shape=[2,2], strides=[2,2], pads=[0,0,0,0], dilations=[1,1]}
+      f: f32[6,128] = Reshape(p) {shape=[6,128]}
+      y: f32[6,5] = Gemm(f, w3) {transB=1}
+      l: f32[] = CrossEntropyLoss(y, t) {axis=1}
+    output loss = l
+  )");
+  const std::map<ValueId, ValueId> gradients = autodiff(graph);
+  attach_optimizer(graph, gradients, {"sgd", {{"momentum", "0.9"}}});
+  verify(graph);
+  Alone a;
+  a.session.add_program("g", graph);
+  const Plan& plan = a.session.plan("g", {});
+  int reorders = 0, nhwc = 0;
+  for (const Step& step : plan.steps) reorders += step.op == "Reorder";
+  for (const Slot& slot : plan.slots) nhwc += slot.type.layout == Layout::nhwc;
+  EXPECT_LE(reorders, 4) << dump(plan);
+  EXPECT_GE(nhwc, 10) << dump(plan);
+  Interpreter reference(graph, 1);
+  std::mt19937 random(7);
+  const auto values = [&](const TensorType& type) { return noise(random, static_shape(type.shape)).cast(type.dtype); };
+  for (const ValueId p : graph.params) {
+    HostTensor value = values(graph.value(p).type);
+    if (graph.value(p).type.dtype == DType::f64) value = HostTensor::of<double>({5}, {0.01, 1, 0.9, 0, 0});
+    a.session.set_state(graph.value(p).name, value);
+    reference.set_state(graph.value(p).name, value);
+  }
+  for (int step = 0; step < 3; ++step) {
+    const Feeds feeds = {{"x", values(TensorType::parse("f32[6,3,8,8]"))}, {"t", HostTensor::of<std::int64_t>({6}, {0, 1, 2, 3, 4, 0})}};
+    EXPECT_NEAR(a.session.run("g", feeds).at("loss").as_double(0), reference.run(feeds).at("loss").as_double(0), 1e-3);
+  }
+  for (const auto& [name, want] : reference.state()) {
+    const HostTensor got = a.session.get_state(name);
+    double error = 0, norm = 0;
+    for (std::int64_t i = 0; i < want.numel(); ++i) {
+      error += (got.as_double(i) - want.as_double(i)) * (got.as_double(i) - want.as_double(i));
+      norm += want.as_double(i) * want.as_double(i);
+    }
+    EXPECT_LE(error, 1e-8 * norm) << name;
   }
 }
 

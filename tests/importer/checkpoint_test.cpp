@@ -1,5 +1,5 @@
-// The checkpoint protocol under cuts, full disks, lost power and damaged bytes. MemoryFileSystem knows which directory entries have
-// been synced, so that every state a power cut may leave can be loaded.
+// The checkpoint protocol under cuts, full disks, lost power and damaged bytes. MemoryFileSystem knows which
+// directory entries have been synced, so that every state a power cut may leave can be loaded.
 #include "importer/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,8 @@ class MemoryFileSystem : public FileSystem {
     std::map<std::string, std::shared_ptr<Node>> now, durable;
   };
 
-  /// The `call`-th call (from 1) is cut or fails; `part` of its effect happens first: 0 nothing, 1 half, 2 all.
+  /// The `call`-th call (from 1) is cut or fails; `part` of its effect happens first: 0 nothing, 1 half, 2
+  /// all.
   void arm(Fault fault, int call, int part = 1, bool writes_only = false) {
     fault_ = fault, at_ = call, part_ = part, writes_only_ = writes_only, calls_ = 0, dead_ = false;
   }
@@ -91,8 +92,8 @@ class MemoryFileSystem : public FileSystem {
     });
   }
 
-  /// What a power cut may leave: of each directory entry that was not synced, the old or the new state. All combinations, or 256
-  /// random ones if there are more.
+  /// What a power cut may leave: of each directory entry that was not synced, the old or the new state. All
+  /// combinations, or 256 random ones if there are more.
   void for_each_crash(const std::function<void(MemoryFileSystem&)>& visit) const {
     const std::size_t open = count_open(*root_);
     std::mt19937_64 random(7);
@@ -182,8 +183,11 @@ class MemoryFileSystem : public FileSystem {
 using Fault = MemoryFileSystem::Fault;
 
 Checkpoint sample(std::int64_t step) {
-  return {step, {{"model.onnx", cat("weights of ", step)}, {"state.onnx", std::string("\0moments", 8) + cat(step)},
-                 {"source.onnx", "graph"}, {"run.toml", "lr = 0.1\n"}}};
+  return {step,
+          {{"model.onnx", cat("weights of ", step)},
+           {"state.onnx", std::string("\0moments", 8) + cat(step)},
+           {"source.onnx", "graph"},
+           {"run.toml", "lr = 0.1\n"}}};
 }
 
 /// A run with checkpoints 1 and 2, all on the disk.
@@ -253,7 +257,8 @@ TEST(Checkpoint, OfTheSameStepIsWrittenOnce) {
   EXPECT_EQ(newest_checkpoint(files, "run")->files, other.files);
 }
 
-// Every call of a save cut, before, within and after its effect, and every state that a power cut then may leave.
+// Every call of a save cut, before, within and after its effect, and every state that a power cut then may
+// leave.
 TEST(Checkpoint, SurvivesACutAtEveryCall) {
   int cuts = 0, states = 0, old_ones = 0, new_ones = 0;
   for (int call = 1;; ++call) {
@@ -273,7 +278,8 @@ TEST(Checkpoint, SurvivesACutAtEveryCall) {
         (newest == 3 ? new_ones : old_ones) += 1;
         EXPECT_GE(newest, fired ? 2 : 3);  // an ended save is there whatever happens then
         write_checkpoint(state, "run", sample(4), 2);
-        EXPECT_THAT(state.list("run/checkpoints"), ElementsAre(newest == 3 ? "step-00000003" : "step-00000002", "step-00000004"));
+        EXPECT_THAT(state.list("run/checkpoints"),
+                    ElementsAre(newest == 3 ? "step-00000003" : "step-00000002", "step-00000004"));
         EXPECT_EQ(expect_whole(state), 4);
       });
       if (::testing::Test::HasFailure()) FAIL() << "call " << call << ", part " << part;
@@ -376,8 +382,10 @@ TEST(Checkpoint, TornOnesAreSkippedAndNamed) {
 TEST(Checkpoint, ForeignFoldersAreNoCheckpoints) {
   MemoryFileSystem files = start();
   auto& parent = files.folder("run/checkpoints");
-  for (const char* name : {"step-3", "step-0000000x", "step-00000007", ".tmp-00000009-0123456789abcdef", "step--0000001"}) {
-    parent.now[name] = parent.now["step-00000002"];  // step-00000007: the right form, but another step's manifest
+  for (const char* name :
+       {"step-3", "step-0000000x", "step-00000007", ".tmp-00000009-0123456789abcdef", "step--0000001"}) {
+    parent.now[name] =
+        parent.now["step-00000002"];  // step-00000007: the right form, but another step's manifest
   }
   std::vector<std::string> skipped;
   EXPECT_EQ(newest_checkpoint(files, "run", &skipped)->step, 2);
@@ -432,7 +440,8 @@ TEST_F(RealFiles, SaveLoadAndKeep) {
   large.files["model.onnx"].assign(20 << 20, 'w');
   write_checkpoint(files_, run_, large, 2);
   for (int step = 2; step <= 4; ++step) write_checkpoint(files_, run_, sample(step), 3);
-  EXPECT_THAT(files_.list(run_ / "checkpoints"), ElementsAre("step-00000002", "step-00000003", "step-00000004"));
+  EXPECT_THAT(files_.list(run_ / "checkpoints"),
+              ElementsAre("step-00000002", "step-00000003", "step-00000004"));
   EXPECT_EQ(newest_checkpoint(files_, run_)->files, sample(4).files);
   EXPECT_EQ(read_checkpoint(files_, run_ / "checkpoints/step-00000003").files, sample(3).files);
 }
@@ -451,7 +460,8 @@ TEST_F(RealFiles, LinksAreNeitherReadNorFollowedWhenDeleting) {
   EXPECT_FALSE(fs::exists(fs::symlink_status(run_ / "checkpoints/.tmp-planted")));
   fs::remove(run_ / "checkpoints/step-00000002/model.onnx");
   fs::create_symlink(run_ / "elsewhere/precious", run_ / "checkpoints/step-00000002/model.onnx");
-  EXPECT_THAT(error_of([&] { read_checkpoint(files_, run_ / "checkpoints/step-00000002"); }), HasSubstr("no regular file"));
+  EXPECT_THAT(error_of([&] { read_checkpoint(files_, run_ / "checkpoints/step-00000002"); }),
+              HasSubstr("no regular file"));
 }
 
 TEST_F(RealFiles, RenameNewDoesNotReplaceEvenAnEmptyFolder) {

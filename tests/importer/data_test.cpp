@@ -27,17 +27,21 @@ std::string bytes_of(const std::vector<T>& values) {
 
 std::string little(std::uint64_t value, int bytes) {
   std::string out;
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
+  for (int i = 0; i < bytes; ++i, value >>= 8) out += static_cast<char>(value & 0xff);
   return out;
 }
 
 std::string npy_raw(const std::string& dict, const std::string& elements, int version = 1) {
   const std::string text = dict + "\n";
-  return "\x93NUMPY" + little(static_cast<unsigned>(version), 1) + little(0, 1) + little(text.size(), version == 1 ? 2 : 4) + text + elements;
+  return "\x93NUMPY" + little(static_cast<unsigned>(version), 1) + little(0, 1) +
+         little(text.size(), version == 1 ? 2 : 4) + text + elements;
 }
 
-std::string npy(const std::string& descr, const std::string& shape, const std::string& elements, bool fortran = false) {
-  return npy_raw("{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape + ", }", elements);
+std::string npy(const std::string& descr, const std::string& shape, const std::string& elements,
+                bool fortran = false) {
+  return npy_raw("{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") +
+                     ", 'shape': " + shape + ", }",
+                 elements);
 }
 
 std::string deflated(const std::string& bytes) {
@@ -68,17 +72,20 @@ std::string zip(const std::vector<Member>& members, const std::string& comment =
   std::string out, directory;
   for (const Member& m : members) {
     const std::string data = m.pack ? deflated(m.bytes) : m.bytes;
-    const auto crc = m.crc.value_or(static_cast<std::uint32_t>(crc32(0, reinterpret_cast<const Bytef*>(m.bytes.data()), static_cast<uInt>(m.bytes.size()))));
-    const std::uint64_t stored = m.stored.value_or(data.size()), size = m.size.value_or(m.bytes.size()), offset = m.offset.value_or(out.size());
+    const auto crc = m.crc.value_or(static_cast<std::uint32_t>(
+        crc32(0, reinterpret_cast<const Bytef*>(m.bytes.data()), static_cast<uInt>(m.bytes.size()))));
+    const std::uint64_t stored = m.stored.value_or(data.size()), size = m.size.value_or(m.bytes.size()),
+                        offset = m.offset.value_or(out.size());
     const unsigned method = m.method == 99 ? (m.pack ? 8 : 0) : m.method;
     const std::uint64_t none = 0xffffffff;
     const auto common = [&] {
       return little(20, 2) + little(m.flags, 2) + little(method, 2) + little(0x210000, 4) + little(crc, 4) +
              little(m.zip64 ? none : stored, 4) + little(m.zip64 ? none : size, 4) + little(m.name.size(), 2);
     };
-    const std::string extra = m.zip64 ? little(0x7777, 2) + little(1, 2) + "x" + little(1, 2) + little(24, 2) + little(size, 8) +
-                                            little(stored, 8) + little(offset, 8)
-                                      : "";
+    const std::string extra = m.zip64
+                                  ? little(0x7777, 2) + little(1, 2) + "x" + little(1, 2) + little(24, 2) +
+                                        little(size, 8) + little(stored, 8) + little(offset, 8)
+                                  : "";
     directory += little(0x02014b50, 4) + little(20, 2) + common() + little(extra.size(), 2) + little(0, 10) +
                  little(m.zip64 ? none : offset, 4) + m.name + extra;
     out += little(0x04034b50, 4) + common() + little(extra.size(), 2) + m.name + extra + data;
@@ -87,12 +94,13 @@ std::string zip(const std::vector<Member>& members, const std::string& comment =
   out += directory;
   if (end64) {
     const std::uint64_t record = out.size();
-    out += little(0x06064b50, 4) + little(44, 8) + little(45, 2) + little(45, 2) + little(0, 8) + little(count, 8) + little(count, 8) +
-           little(directory.size(), 8) + little(start, 8);
+    out += little(0x06064b50, 4) + little(44, 8) + little(45, 2) + little(45, 2) + little(0, 8) +
+           little(count, 8) + little(count, 8) + little(directory.size(), 8) + little(start, 8);
     out += little(0x07064b50, 4) + little(0, 4) + little(record, 8) + little(1, 4);
   }
-  return out + little(0x06054b50, 4) + little(0, 4) + little(end64 ? 0xffff : count, 2) + little(end64 ? 0xffff : count, 2) +
-         little(end64 ? 0xffffffff : directory.size(), 4) + little(end64 ? 0xffffffff : start, 4) + little(comment.size(), 2) + comment;
+  return out + little(0x06054b50, 4) + little(0, 4) + little(end64 ? 0xffff : count, 2) +
+         little(end64 ? 0xffff : count, 2) + little(end64 ? 0xffffffff : directory.size(), 4) +
+         little(end64 ? 0xffffffff : start, 4) + little(comment.size(), 2) + comment;
 }
 
 class Data : public ::testing::Test {
@@ -107,7 +115,9 @@ class Data : public ::testing::Test {
     std::ofstream(folder_ / name, std::ios::binary) << bytes;
     return folder_ / name;
   }
-  std::unique_ptr<Dataset> open(const std::string& name, const std::string& bytes) { return open_dataset({file(name, bytes)}); }
+  std::unique_ptr<Dataset> open(const std::string& name, const std::string& bytes) {
+    return open_dataset({file(name, bytes)});
+  }
   static std::string error_of(const std::function<void()>& action) {
     try {
       action();
@@ -125,7 +135,9 @@ class Data : public ::testing::Test {
     for (std::int64_t i = 0; i < t.numel(); ++i) out.push_back(t.as_double(i));
     return out;
   }
-  static HostTensor read(const Dataset& data, std::vector<std::int64_t> rows, std::size_t array = 0) { return data.read(array, rows); }
+  static HostTensor read(const Dataset& data, std::vector<std::int64_t> rows, std::size_t array = 0) {
+    return data.read(array, rows);
+  }
 
   fs::path folder_;
 };
@@ -155,16 +167,23 @@ TEST_F(Npy, EveryDtypeInBothByteOrders) {
     DType dtype;
     double value;
   };
-  const std::vector<Case> cases = {
-      {"|b1", {"\x01"}, DType::boolean, 1},          {"|i1", {"\xfe"}, DType::i8, -2},
-      {"|u1", {"\xfe"}, DType::u8, 254},             {"<i2", {"\xfe\xff"}, DType::i16, -2},
-      {">i2", {"\xff\xfe"}, DType::i16, -2},         {"<u2", {"\x01\x02"}, DType::u16, 513},
-      {">u2", {"\x01\x02"}, DType::u16, 258},        {"<i4", little(-3, 4), DType::i32, -3},
-      {">i4", {"\xff\xff\xff\xfd"}, DType::i32, -3}, {"<u4", little(7, 4), DType::u32, 7},
-      {"<i8", little(-9, 8), DType::i64, -9},        {"<u8", little(9, 8), DType::u64, 9},
-      {">i8", std::string(7, '\0') + '\x05', DType::i64, 5}, {"<f2", std::string("\x00\x3e", 2), DType::f16, 1.5},
-      {">f4", std::string("\x3f\xc0\0\0", 4), DType::f32, 1.5}, {"<f8", bytes_of<double>({2.5}), DType::f64, 2.5},
-      {">f8", std::string("\x40\x04\0\0\0\0\0\0", 8), DType::f64, 2.5}};
+  const std::vector<Case> cases = {{"|b1", {"\x01"}, DType::boolean, 1},
+                                   {"|i1", {"\xfe"}, DType::i8, -2},
+                                   {"|u1", {"\xfe"}, DType::u8, 254},
+                                   {"<i2", {"\xfe\xff"}, DType::i16, -2},
+                                   {">i2", {"\xff\xfe"}, DType::i16, -2},
+                                   {"<u2", {"\x01\x02"}, DType::u16, 513},
+                                   {">u2", {"\x01\x02"}, DType::u16, 258},
+                                   {"<i4", little(-3, 4), DType::i32, -3},
+                                   {">i4", {"\xff\xff\xff\xfd"}, DType::i32, -3},
+                                   {"<u4", little(7, 4), DType::u32, 7},
+                                   {"<i8", little(-9, 8), DType::i64, -9},
+                                   {"<u8", little(9, 8), DType::u64, 9},
+                                   {">i8", std::string(7, '\0') + '\x05', DType::i64, 5},
+                                   {"<f2", std::string("\x00\x3e", 2), DType::f16, 1.5},
+                                   {">f4", std::string("\x3f\xc0\0\0", 4), DType::f32, 1.5},
+                                   {"<f8", bytes_of<double>({2.5}), DType::f64, 2.5},
+                                   {">f8", std::string("\x40\x04\0\0\0\0\0\0", 8), DType::f64, 2.5}};
   for (const Case& c : cases) {
     const auto data = open("a.npy", npy(c.descr, "(1,)", c.bytes));
     EXPECT_EQ(data->arrays()[0].dtype, c.dtype) << c.descr;
@@ -178,14 +197,17 @@ TEST_F(Npy, ColumnMajorIsTurnedRound) {
   std::vector<std::uint8_t> cube(24);
   for (int i = 0; i < 2; ++i)
     for (int j = 0; j < 3; ++j)
-      for (int k = 0; k < 4; ++k) cube[static_cast<std::size_t>(i + 2 * (j + 3 * k))] = static_cast<std::uint8_t>(100 * i + 10 * j + k);
+      for (int k = 0; k < 4; ++k)
+        cube[static_cast<std::size_t>(i + 2 * (j + 3 * k))] = static_cast<std::uint8_t>(100 * i + 10 * j + k);
   const auto three = open("b.npy", npy("|u1", "(2, 3, 4)", bytes_of(cube), true));
-  EXPECT_EQ(read(*three, {1}), HostTensor::of<std::uint8_t>({1, 3, 4}, {100, 101, 102, 103, 110, 111, 112, 113, 120, 121, 122, 123}));
+  EXPECT_EQ(read(*three, {1}), HostTensor::of<std::uint8_t>(
+                                   {1, 3, 4}, {100, 101, 102, 103, 110, 111, 112, 113, 120, 121, 122, 123}));
 }
 
 TEST_F(Npy, HeadersOfAllVersionsAndSpellings) {
   for (const int version : {1, 2, 3}) {
-    const auto data = open("a.npy", npy_raw("{\"shape\":(3,2),'fortran_order':False , 'descr':\"<f4\"}   ", kSix, version));
+    const auto data =
+        open("a.npy", npy_raw("{\"shape\":(3,2),'fortran_order':False , 'descr':\"<f4\"}   ", kSix, version));
     EXPECT_EQ(data->size(), 3);
   }
   EXPECT_EQ(open("a.npy", npy("<f4", "(6L,)", kSix))->size(), 6);
@@ -193,31 +215,46 @@ TEST_F(Npy, HeadersOfAllVersionsAndSpellings) {
 
 TEST_F(Npy, DamagedHeadersAreErrors) {
   const auto dict = [&](const std::string& text) { return error_of("a.npy", npy_raw(text, kSix)); };
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 2)}"), HasSubstr("a dimension is negative"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}"), HasSubstr("a dimension is too large"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904)}"), HasSubstr("shape is too large"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904, 8)}"), HasSubstr("shape is too large"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"), HasSubstr("truncated: its header asks for 4000000000000 bytes"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 2)}"),
+              HasSubstr("a dimension is negative"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}"),
+              HasSubstr("a dimension is too large"));
+  EXPECT_THAT(
+      dict("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904)}"),
+      HasSubstr("shape is too large"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904, 8)}"),
+              HasSubstr("shape is too large"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"),
+              HasSubstr("truncated: its header asks for 4000000000000 bytes"));
   EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (5,)}"), HasSubstr("too long"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6)}"), HasSubstr("the shape is no tuple"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6,), 'x': 1}"), HasSubstr("unexpected or repeated key 'x'"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (6,)}"), HasSubstr("repeated key"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6)}"),
+              HasSubstr("the shape is no tuple"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6,), 'x': 1}"),
+              HasSubstr("unexpected or repeated key 'x'"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (6,)}"),
+              HasSubstr("repeated key"));
   EXPECT_THAT(dict("{'descr': '<f4', 'shape': (6,)}"), HasSubstr("is missing"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': 0, 'shape': (6,)}"), HasSubstr("True or False expected"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': 0, 'shape': (6,)}"),
+              HasSubstr("True or False expected"));
   EXPECT_THAT(dict("{'descr': '<f4"), HasSubstr("a string without end"));
   EXPECT_THAT(dict("{'descr' '<f4'}"), HasSubstr("':' expected"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}"), HasSubstr("',' or ')' expected"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1)}"), HasSubstr("more than 16"));
-  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6,)} x"), HasSubstr("text behind the dict"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}"),
+              HasSubstr("',' or ')' expected"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1)}"),
+              HasSubstr("more than 16"));
+  EXPECT_THAT(dict("{'descr': '<f4', 'fortran_order': False, 'shape': (6,)} x"),
+              HasSubstr("text behind the dict"));
   EXPECT_THAT(dict("\x1b[31m"), Not(HasSubstr("\x1b")));
 }
 
 TEST_F(Npy, EveryTruncationIsAnError) {
   const std::string whole = npy("<f4", "(3, 2)", kSix);
-  for (std::size_t size = 0; size < whole.size(); ++size) EXPECT_NE(error_of("a.npy", whole.substr(0, size)), "no error") << size;
+  for (std::size_t size = 0; size < whole.size(); ++size)
+    EXPECT_NE(error_of("a.npy", whole.substr(0, size)), "no error") << size;
   EXPECT_THAT(error_of("a.npy", "PK\3\4 something else"), HasSubstr("this is no .npy file"));
   EXPECT_THAT(error_of("a.npy", npy_raw("{}", "", 4)), HasSubstr("version 4 is unknown"));
-  EXPECT_THAT(error_of("a.npy", std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff", 12)), HasSubstr("claims 4294967295 bytes"));
+  EXPECT_THAT(error_of("a.npy", std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff", 12)),
+              HasSubstr("claims 4294967295 bytes"));
 }
 
 TEST_F(Npy, UnsupportedDtypesNameARemedy) {
@@ -231,7 +268,9 @@ TEST_F(Npy, UnsupportedDtypesNameARemedy) {
   EXPECT_THAT(dtype("<f16"), HasSubstr("unsupported type"));
   EXPECT_THAT(dtype("|f4"), HasSubstr("unsupported type"));
   EXPECT_THAT(dtype(""), HasSubstr("unsupported type"));
-  EXPECT_THAT(error_of("a.npy", npy_raw("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", "")), HasSubstr("each field"));
+  EXPECT_THAT(
+      error_of("a.npy", npy_raw("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", "")),
+      HasSubstr("each field"));
 }
 
 TEST_F(Npy, NoRowsNoElementsNoAxis) {
@@ -267,7 +306,9 @@ TEST_F(Npz, StoredAndDeflatedMembersReadAlike) {
   std::vector<std::string> fingerprints;
   for (const bool pack : {false, true}) {
     for (const bool zip64 : {false, true}) {
-      const auto data = open("d.npz", zip({{"x.npy", x, pack, {}, {}, {}, {}, 99, 0, zip64}, {"y.npy", y, pack}}, "a comment PK\5\6", zip64));
+      const auto data =
+          open("d.npz", zip({{"x.npy", x, pack, {}, {}, {}, {}, 99, 0, zip64}, {"y.npy", y, pack}},
+                            "a comment PK\5\6", zip64));
       ASSERT_EQ(data->arrays().size(), 2U);
       EXPECT_EQ(data->size(), 3);
       EXPECT_EQ(read(*data, {2, 1}, 0), HostTensor::of<float>({2, 2}, {5, 6, 3, 4}));
@@ -280,13 +321,17 @@ TEST_F(Npz, StoredAndDeflatedMembersReadAlike) {
 }
 
 TEST_F(Npz, EveryTruncationIsAnError) {
-  const std::string whole = zip({{"x.npy", npy("<f4", "(3, 2)", kSix)}, {"y.npy", npy("|u1", "(3,)", "abc"), true}});
-  for (std::size_t size = 0; size < whole.size(); ++size) EXPECT_NE(error_of("a.npz", whole.substr(0, size)), "no error") << size;
+  const std::string whole =
+      zip({{"x.npy", npy("<f4", "(3, 2)", kSix)}, {"y.npy", npy("|u1", "(3,)", "abc"), true}});
+  for (std::size_t size = 0; size < whole.size(); ++size)
+    EXPECT_NE(error_of("a.npz", whole.substr(0, size)), "no error") << size;
   EXPECT_THAT(error_of("a.npz", whole.substr(0, whole.size() - 1)), HasSubstr("truncated"));
 }
 
 TEST_F(Npz, FlippedBitsNeverCrash) {
-  const std::string whole = zip({{"x.npy", npy("<f4", "(3, 2)", kSix), true}, {"y.npy", npy("|u1", "(3,)", "abc"), false, {}, {}, {}, {}, 99, 0, true}}, "", true);
+  const std::string whole = zip({{"x.npy", npy("<f4", "(3, 2)", kSix), true},
+                                 {"y.npy", npy("|u1", "(3,)", "abc"), false, {}, {}, {}, {}, 99, 0, true}},
+                                "", true);
   int refused = 0;
   for (std::size_t i = 0; i < whole.size(); ++i) {
     std::string bytes = whole;
@@ -305,17 +350,23 @@ TEST_F(Npz, FlippedBitsNeverCrash) {
 
 TEST_F(Npz, LiesOfTheDirectoryAreFound) {
   const std::string x = npy("<f4", "(3, 2)", kSix);
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, true, x.size() + 4}})), HasSubstr("28 are there"));  // against the .npy header
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, true, x.size() + 4}})),
+              HasSubstr("28 are there"));  // against the .npy header
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, true, {}, 20}})), HasSubstr("ends too early"));
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, true, {}, {}, {}, 1234}})), HasSubstr("checksum"));
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x + "tail", true, x.size()}})), HasSubstr("longer than the directory says"));
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x + "tail", true, x.size()}})),
+              HasSubstr("longer than the directory says"));
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, 5}})), HasSubstr("two different sizes"));
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, 1 << 20, 1 << 20}})), HasSubstr("reaches behind its end"));
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, 1}})), HasSubstr("header of member 'x.npy' is missing"));
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, 1ULL << 40, {}, 99, 0, true}})), HasSubstr("behind its end"));
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, 1 << 20, 1 << 20}})),
+              HasSubstr("reaches behind its end"));
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, 1}})),
+              HasSubstr("header of member 'x.npy' is missing"));
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, 1ULL << 40, {}, 99, 0, true}})),
+              HasSubstr("behind its end"));
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x}, {"x.npy", x, false, {}, {}, 0}})), HasSubstr("overlap"));
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x}, {"x.npy", x}})), HasSubstr("two members 'x.npy'"));
-  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, {}, {}, 12}})), HasSubstr("packed by method 12"));
+  EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, {}, {}, 12}})),
+              HasSubstr("packed by method 12"));
   EXPECT_THAT(error_of("a.npz", zip({{"x.npy", x, false, {}, {}, {}, {}, 99, 1}})), HasSubstr("encrypted"));
   EXPECT_THAT(error_of("a.npz", zip({{"notes.txt", "hi"}})), HasSubstr("'notes.txt' is no .npy array"));
   EXPECT_THAT(error_of("a.npz", zip({{"\x1b[2J.npy", "hi"}})), HasSubstr("'\\x1b[2J'"));
@@ -328,7 +379,9 @@ TEST_F(Npz, BombsAreRefusedBeforeTheyAreUnpacked) {
   const fs::path bomb = file("bomb.npz", zip({{"x.npy", zeros, true}}));
   EXPECT_LT(fs::file_size(bomb), 1U << 20);
   EXPECT_THAT(error_of([&] { open_dataset({bomb}); }), HasSubstr("would unpack to 114.4 MiB"));
-  EXPECT_THAT(error_of("terabyte.npz", zip({{"x.npy", "\x93NUMPY", true, 1ULL << 40, {}, {}, {}, 99, 0, true}})), HasSubstr("would unpack to 1.0 TiB"));
+  EXPECT_THAT(
+      error_of("terabyte.npz", zip({{"x.npy", "\x93NUMPY", true, 1ULL << 40, {}, {}, {}, 99, 0, true}})),
+      HasSubstr("would unpack to 1.0 TiB"));
 }
 
 TEST_F(Npz, UnequalRowsAreAnError) {
@@ -337,13 +390,20 @@ TEST_F(Npz, UnequalRowsAreAnError) {
 }
 
 TEST_F(Open, JoinsFilesByName) {
-  const auto x = file("x.npy", npy("<f4", "(3, 2)", kSix)), y = file("y.npz", zip({{"y.npy", npy("|u1", "(3,)", "abc")}}));
+  const auto x = file("x.npy", npy("<f4", "(3, 2)", kSix)),
+             y = file("y.npz", zip({{"y.npy", npy("|u1", "(3,)", "abc")}}));
   const auto data = open_dataset({x, y});
   EXPECT_EQ(data->arrays()[1].name, "y");
   EXPECT_EQ(read(*data, {1}, 1).as_int(0), 'b');
   EXPECT_NE(data->fingerprint(), open_dataset({x})->fingerprint());
-  EXPECT_THAT(error_of([&] { open_dataset({x, file("x.npz", zip({{"x.npy", npy("|u1", "(3,)", "abc")}}))}); }), HasSubstr("two arrays have the name 'x'"));
-  EXPECT_THAT(error_of([&] { open_dataset({x, file("z.npy", npy("|u1", "(2,)", "ab"))}); }), HasSubstr("'x' has 3, 'z' has 2"));
+  EXPECT_THAT(error_of([&] {
+                open_dataset({x, file("x.npz", zip({{"x.npy", npy("|u1", "(3,)", "abc")}}))});
+              }),
+              HasSubstr("two arrays have the name 'x'"));
+  EXPECT_THAT(error_of([&] {
+                open_dataset({x, file("z.npy", npy("|u1", "(2,)", "ab"))});
+              }),
+              HasSubstr("'x' has 3, 'z' has 2"));
 }
 
 TEST_F(Open, UnknownFormatsListTheKnown) {
@@ -366,7 +426,9 @@ TEST_F(Open, WhatIsNoFileIsAnErrorAndNeverHangs) {
 
 TEST_F(Open, FingerprintSeesContentsShapesAndNamesButNotThePlace) {
   std::vector<float> large(1 << 20);
-  const auto write = [&](const std::string& name, const std::string& shape) { return open(name, npy("<f4", shape, bytes_of(large)))->fingerprint(); };
+  const auto write = [&](const std::string& name, const std::string& shape) {
+    return open(name, npy("<f4", shape, bytes_of(large)))->fingerprint();
+  };
   const std::string first = write("x.npy", "(1048576,)");
   EXPECT_EQ(write("x.npy", "(1048576,)"), first);
   EXPECT_NE(write("x.npy", "(524288, 2)"), first);
@@ -378,7 +440,8 @@ TEST_F(Open, FingerprintSeesContentsShapesAndNamesButNotThePlace) {
   EXPECT_NE(write("x.npy", "(1048576,)"), second);
   fs::create_directory(folder_ / "sub");
   fs::copy(folder_ / "x.npy", folder_ / "sub/x.npy");
-  EXPECT_EQ(open_dataset({folder_ / "sub/x.npy"})->fingerprint(), open_dataset({folder_ / "x.npy"})->fingerprint());
+  EXPECT_EQ(open_dataset({folder_ / "sub/x.npy"})->fingerprint(),
+            open_dataset({folder_ / "x.npy"})->fingerprint());
 }
 
 TEST_F(Collate, ConvertsToTheWantedTypes) {
@@ -386,7 +449,10 @@ TEST_F(Collate, ConvertsToTheWantedTypes) {
                                        {"b.npy", npy("|u1", "(2,)", std::string("\xff\x01", 2))},
                                        {"c.npy", npy("<i4", "(2, 1)", bytes_of<std::int32_t>({5, -6}))},
                                        {"d.npy", npy("<f2", "(2,)", std::string("\x00\x3e\x00\x3c", 4))}}));
-  const std::vector<Column> columns = {{0, "a", DType::f32, {2}}, {1, "b", DType::f32, {}}, {2, "c", DType::i64, {}}, {3, "d", DType::f32, {1}}};
+  const std::vector<Column> columns = {{0, "a", DType::f32, {2}},
+                                       {1, "b", DType::f32, {}},
+                                       {2, "c", DType::i64, {}},
+                                       {3, "d", DType::f32, {1}}};
   const std::vector<std::int64_t> rows = {1, 0};
   const auto batch = collate(*data, columns, rows);
   EXPECT_EQ(batch[0], HostTensor::of<float>({2, 2}, {3, 4, 0.1F, 2}));
@@ -400,12 +466,14 @@ TEST_F(Collate, ConvertsToTheWantedTypes) {
 }
 
 TEST_F(Collate, RefusesWhatWouldChangeTheData) {
-  const auto data = open("d.npz", zip({{"f.npy", npy("<f8", "(2, 3)", bytes_of<double>({1, 2, 3, 4, 1e300, 6}))},
-                                       {"i.npy", npy("<i8", "(2,)", bytes_of<std::int64_t>({1, 1LL << 40}))},
-                                       {"u.npy", npy("<u8", "(2,)", bytes_of<std::uint64_t>({1, 1ULL << 63}))}}));
+  const auto data =
+      open("d.npz", zip({{"f.npy", npy("<f8", "(2, 3)", bytes_of<double>({1, 2, 3, 4, 1e300, 6}))},
+                         {"i.npy", npy("<i8", "(2,)", bytes_of<std::int64_t>({1, 1LL << 40}))},
+                         {"u.npy", npy("<u8", "(2,)", bytes_of<std::uint64_t>({1, 1ULL << 63}))}}));
   const std::vector<std::int64_t> rows = {0, 1};
   const auto error = [&](const Column& c) { return error_of([&] { collate(*data, {c}, rows); }); };
-  EXPECT_THAT(error({0, "x", DType::i64, {3}}), HasSubstr("the data is f64, the model wants i64: array 'f', input 'x'"));
+  EXPECT_THAT(error({0, "x", DType::i64, {3}}),
+              HasSubstr("the data is f64, the model wants i64: array 'f', input 'x'"));
   EXPECT_THAT(error({0, "x", DType::boolean, {3}}), HasSubstr("the model wants bool"));
   EXPECT_THAT(error({0, "x", DType::f32, {3}}), HasSubstr("does not fit f32: row 1"));
   EXPECT_EQ(error({0, "x", DType::f64, {3}}), "no error");
@@ -421,7 +489,9 @@ TEST_F(Collate, RefusesWhatWouldChangeTheData) {
 
 TEST_F(Npz, WritingIsDeterministicAndReadsBack) {
   const std::vector<std::pair<std::string, HostTensor>> arrays = {
-      {"x", HostTensor::of<float>({2, 3}, {1, 2, 3, 4, 5, 6})}, {"mask", HostTensor::of<bool>({2}, {true, false})}, {"layer.1/w", HostTensor::of<std::int64_t>({2, 1}, {-1, 1})}};
+      {"x", HostTensor::of<float>({2, 3}, {1, 2, 3, 4, 5, 6})},
+      {"mask", HostTensor::of<bool>({2}, {true, false})},
+      {"layer.1/w", HostTensor::of<std::int64_t>({2, 1}, {-1, 1})}};
   const auto slurp = [](const fs::path& path) {
     std::ifstream in(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
@@ -435,8 +505,14 @@ TEST_F(Npz, WritingIsDeterministicAndReadsBack) {
     EXPECT_EQ(read(*data, {0, 1}, i), arrays[i].second);
   }
   EXPECT_THAT(error_of([&] { write_npz(folder_ / "none/a.npz", arrays); }), HasSubstr("cannot write"));
-  EXPECT_THAT(error_of([&] { write_npz(folder_ / "c.npz", {{"h", HostTensor(DType::bf16, {1})}}); }), HasSubstr("NumPy has no type for bf16"));
-  EXPECT_THAT(error_of([&] { write_npz(folder_ / "c.npz", {arrays[0], arrays[0]}); }), HasSubstr("two arrays"));
+  EXPECT_THAT(error_of([&] {
+                write_npz(folder_ / "c.npz", {{"h", HostTensor(DType::bf16, {1})}});
+              }),
+              HasSubstr("NumPy has no type for bf16"));
+  EXPECT_THAT(error_of([&] {
+                write_npz(folder_ / "c.npz", {arrays[0], arrays[0]});
+              }),
+              HasSubstr("two arrays"));
   std::size_t files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(folder_)) ++files;
   EXPECT_EQ(files, 2U) << "nothing half-written is left";
@@ -449,12 +525,16 @@ TEST_F(Npz, ExchangesFilesWithNumpy) {
     std::ofstream(folder_ / "run.py") << "import numpy as np, warnings\n" << code;
     return std::system(cat("cd ", folder_.string(), " && ", python, " run.py").c_str());
   };
-  ASSERT_EQ(run("r = np.random.default_rng(0)\n"
-                "a = {'f': r.normal(size=(7, 3, 2)).astype('>f4'), 'o': np.asfortranarray(r.integers(-9, 9, (7, 5))),\n"
-                "     'h': np.arange(7, dtype='f2') / 2, 'b': np.arange(7) % 2 == 0, 'u': np.arange(7, dtype='u8')}\n"
-                "np.savez('plain.npz', **a); np.savez_compressed('packed.npz', **a); np.save('o.npy', a['o'])\n"
-                "np.save('f64.npy', a['f'].astype('f8')); np.save('sum.npy', np.array([[a[k].astype('f8').sum() for k in a]]))\n"),
-            0);
+  ASSERT_EQ(
+      run("r = np.random.default_rng(0)\n"
+          "a = {'f': r.normal(size=(7, 3, 2)).astype('>f4'), 'o': np.asfortranarray(r.integers(-9, 9, (7, "
+          "5))),\n"
+          "     'h': np.arange(7, dtype='f2') / 2, 'b': np.arange(7) % 2 == 0, 'u': np.arange(7, "
+          "dtype='u8')}\n"
+          "np.savez('plain.npz', **a); np.savez_compressed('packed.npz', **a); np.save('o.npy', a['o'])\n"
+          "np.save('f64.npy', a['f'].astype('f8')); np.save('sum.npy', np.array([[a[k].astype('f8').sum() "
+          "for k in a]]))\n"),
+      0);
   const std::vector<std::int64_t> rows = {0, 1, 2, 3, 4, 5, 6}, first = {0};
   const HostTensor sums = open_dataset({folder_ / "sum.npy"})->read(0, first);
   for (const char* name : {"plain.npz", "packed.npz"}) {
@@ -468,10 +548,13 @@ TEST_F(Npz, ExchangesFilesWithNumpy) {
     EXPECT_EQ(data->read(0, rows).cast(DType::f64), open_dataset({folder_ / "f64.npy"})->read(0, rows));
     EXPECT_EQ(data->read(1, rows), open_dataset({folder_ / "o.npy"})->read(0, rows));
   }
-  write_npz(folder_ / "ours.npz", {{"x", HostTensor::of<float>({2, 3}, {1, 2, 3, 4, 5, 6})}, {"s", HostTensor::scalar<double>(0.5)},
-                                   {"m", HostTensor::of<bool>({2}, {true, false})}, {"e", HostTensor(DType::i64, {0, 4})}});
+  write_npz(folder_ / "ours.npz", {{"x", HostTensor::of<float>({2, 3}, {1, 2, 3, 4, 5, 6})},
+                                   {"s", HostTensor::scalar<double>(0.5)},
+                                   {"m", HostTensor::of<bool>({2}, {true, false})},
+                                   {"e", HostTensor(DType::i64, {0, 4})}});
   EXPECT_EQ(run("d = np.load('ours.npz'); assert d.files == ['x', 's', 'm', 'e'], d.files\n"
-                "assert d['x'].dtype == 'f4' and (d['x'] == [[1, 2, 3], [4, 5, 6]]).all() and d['s'] == 0.5 and d['s'].shape == ()\n"
+                "assert d['x'].dtype == 'f4' and (d['x'] == [[1, 2, 3], [4, 5, 6]]).all() and d['s'] == 0.5 "
+                "and d['s'].shape == ()\n"
                 "assert (d['m'] == [True, False]).all() and d['e'].shape == (0, 4) and d['e'].dtype == 'i8'\n"
                 "import zipfile; assert zipfile.ZipFile('ours.npz').testzip() is None\n"),
             0);
