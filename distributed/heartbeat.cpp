@@ -22,22 +22,22 @@ bool is_victim(const std::string& how) { return how == cat("exited with code ", 
 
 }  // namespace
 
-std::string Progress::str() const { return cat(step, ' ', collective, ' ', inside ? 1 : 0, ' ', op, ' ', beat); }
+std::string RankState::str() const { return cat(step, ' ', collective, ' ', inside ? 1 : 0, ' ', op, ' ', beat); }
 
-std::optional<Progress> Progress::parse(const std::string& text) {
-  Progress p;
+std::optional<RankState> RankState::parse(const std::string& text) {
+  RankState p;
   std::istringstream in(text);
   if (in >> p.step >> p.collective >> p.inside >> p.op >> p.beat) return p;
   return std::nullopt;
 }
 
-std::string Progress::describe() const {
+std::string RankState::describe() const {
   const std::string place = step < 0 ? "before the first step" : cat("at step ", step);
   if (collective == 0) return place;
   return cat(place, inside ? " in " : " after ", op, " (collective ", collective, ")");
 }
 
-bool Progress::behind(const Progress& other) const {
+bool RankState::behind(const RankState& other) const {
   return std::tuple(step, collective) < std::tuple(other.step, other.collective);
 }
 
@@ -75,7 +75,7 @@ void Heartbeat::begin(const char* op) {
   inside_.store(true, std::memory_order_relaxed);
 }
 
-Progress Heartbeat::now() const {
+RankState Heartbeat::now() const {
   return {step_.load(std::memory_order_relaxed), collective_.load(std::memory_order_relaxed), inside_.load(std::memory_order_relaxed),
           op_.load(std::memory_order_relaxed), beat_.load(std::memory_order_relaxed)};
 }
@@ -97,7 +97,7 @@ void Heartbeat::run() {
 
 // While this rank waits in one collective for more than an interval: is everybody there still alive?
 void Heartbeat::watch() {
-  const Progress own = now();
+  const RankState own = now();
   const bool waiting = own.inside && own.collective == watched_;
   watched_ = own.inside ? own.collective : -1;
   if (!waiting) return;
@@ -115,9 +115,9 @@ void Heartbeat::watch() {
   }
 }
 
-std::optional<Progress> Heartbeat::read(int rank) {
+std::optional<RankState> Heartbeat::read(int rank) {
   const auto text = store_.try_get(heartbeat_key(rank));
-  return text ? Progress::parse(*text) : std::nullopt;
+  return text ? RankState::parse(*text) : std::nullopt;
 }
 
 // The rank that ended first; one that ended because of another only if `also_victims`.
@@ -137,22 +137,22 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_dead(bool also_victims) {
   }
   if (!first || (std::get<0>(*first) && !also_victims)) return std::nullopt;
   const int rank = std::get<2>(*first);
-  const Progress last = read(rank).value_or(Progress{});
+  const RankState last = read(rank).value_or(RankState{});
   return Suspect{rank, cat("rank ", rank, " ", std::get<3>(*first), "; its last sign of life was ", last.describe())};
 }
 
 // A rank whose side thread has stopped: a stopped process, a dead machine, a cut network.
 std::optional<Heartbeat::Suspect> Heartbeat::find_silent() {
-  std::vector<std::optional<Progress>> before;
+  std::vector<std::optional<RankState>> before;
   for (int rank = 0; rank < options_.size; ++rank) before.push_back(read(rank));
   std::this_thread::sleep_for(options_.interval * 9 / 4);
   std::optional<Suspect> silent;
-  Progress lowest;
+  RankState lowest;
   for (int rank = 0; rank < options_.size; ++rank) {
     const auto& old = before[static_cast<std::size_t>(rank)];
     const auto current = read(rank);
     if (rank == options_.rank || (current && (!old || current->beat != old->beat))) continue;
-    const Progress last = current.value_or(Progress{});
+    const RankState last = current.value_or(RankState{});
     if (silent && !last.behind(lowest)) continue;
     lowest = last;
     silent = Suspect{rank, cat("rank ", rank, " gives no sign of life; it stopped ", last.describe())};
@@ -162,7 +162,7 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_silent() {
 
 std::optional<Heartbeat::Suspect> Heartbeat::find_late() {
   std::optional<Suspect> late;
-  Progress lowest = now();
+  RankState lowest = now();
   for (int rank = 0; rank < options_.size; ++rank) {
     const auto progress = read(rank);
     if (rank == options_.rank || !progress || !progress->behind(lowest)) continue;

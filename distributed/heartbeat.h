@@ -21,7 +21,7 @@
 namespace ONNXDDP_API onnxddp {
 
 /// Where a rank is.
-struct Progress {
+struct RankState {
   std::int64_t step = -1;       // -1: before the first
   std::int64_t collective = 0;  // how many it has begun
   bool inside = false;          // still in the last one
@@ -29,10 +29,10 @@ struct Progress {
   std::int64_t beat = 0;        // grows with every sign of life
 
   std::string str() const;
-  static std::optional<Progress> parse(const std::string& text);
+  static std::optional<RankState> parse(const std::string& text);
   /// "at step 118 in AllReduce (collective 7)"
   std::string describe() const;
-  bool behind(const Progress& other) const;
+  bool behind(const RankState& other) const;
 };
 
 struct HeartbeatOptions {
@@ -65,8 +65,8 @@ class Heartbeat {
   };
   void run();
   void watch();
-  Progress now() const;
-  std::optional<Progress> read(int rank);
+  RankState now() const;
+  std::optional<RankState> read(int rank);
   std::optional<Suspect> find_dead(bool also_victims);
   std::optional<Suspect> find_silent();
   std::optional<Suspect> find_late();

@@ -15,6 +15,11 @@ struct Philox {
 /// Block number `counter` of the stream `key`.
 ONNXDDP_HD Philox philox(std::uint32_t c0, std::uint32_t c1, std::uint32_t c2, std::uint32_t c3, std::uint64_t key) {
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+#if defined(__CUDACC__)
+#pragma unroll
+#else
+#pragma GCC unroll 10  // so that a loop over blocks becomes vector code
+#endif
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0;
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c2;

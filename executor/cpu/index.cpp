@@ -95,22 +95,29 @@ template <class T>
 void drop_run(const DropoutBits& bits, std::int64_t first, std::int64_t n, const T* x, T* y, bool* mask, T scale) {
   constexpr std::int64_t kBlocks = 64;
   std::uint32_t words[4 * kBlocks];
-  const std::uint64_t global = bits.global(first);
+  const DropoutBits local = bits;
+  const std::uint64_t global = local.global(first);
+  const auto threshold = static_cast<std::uint32_t>(local.threshold);
+  const bool all = local.threshold > 0xFFFFFFFFu;  // ratio 1 drops everything
   const std::int64_t skip = static_cast<std::int64_t>(global & 3);
   for (std::int64_t done = -skip; done < n; done += 4 * kBlocks) {
     const std::uint64_t number = (global >> 2) + static_cast<std::uint64_t>((done + skip) / 4);
     const std::int64_t end = std::min(done + 4 * kBlocks, n), blocks = (end - done + 3) / 4;
+#pragma omp simd
     for (std::int64_t b = 0; b < blocks; ++b) {
-      const Philox p = bits.block(number + static_cast<std::uint64_t>(b));
-      std::copy(p.word, p.word + 4, words + 4 * b);
+      const Philox p = local.block(number + static_cast<std::uint64_t>(b));
+      words[4 * b] = p.word[0];
+      words[4 * b + 1] = p.word[1];
+      words[4 * b + 2] = p.word[2];
+      words[4 * b + 3] = p.word[3];
     }
     const std::int64_t begin = std::max<std::int64_t>(done, 0);
     const std::uint32_t* word = words + (begin - done);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const bool keep = word[i - begin] >= bits.threshold;
-      if (mask) mask[first + i] = keep;
-      y[first + i] = keep ? x[first + i] * scale : T(0);
-    }
+    const std::int64_t at = first + begin, count = end - begin;
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) y[at + i] = !all && word[i] >= threshold ? x[at + i] * scale : T(0);
+    if (!mask) continue;
+    for (std::int64_t i = 0; i < count; ++i) mask[at + i] = !all && word[i] >= threshold;
   }
 }
 

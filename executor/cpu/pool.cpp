@@ -1,5 +1,6 @@
 // Max and average pooling with gradients. In NHWC the innermost loop runs over the channels of a pixel.
 #include <limits>
+#include <type_traits>
 
 #include "executor/cpu/kernels.h"
 #include "executor/cpu/loops.h"
@@ -65,6 +66,17 @@ std::int64_t image_grain(const Pool& v) { return grain_of(v.run * v.oh * v.ow * 
 /// Offset from the window's first tap to tap (i, j).
 std::int64_t tap_offset(const Pool& v, std::int64_t i, std::int64_t j) { return i * v.dh * v.xs[2] + j * v.dw * v.xs[3]; }
 
+/// Channels whose maxima stay in registers while a window is walked.
+constexpr int kBlock = 16;
+
+/// f(first channel, number of channels) over a run of channels; the number is a constant for all blocks but the last.
+template <class F>
+void blocks(std::int64_t run, const F& f) {
+  std::int64_t k = 0;
+  for (; k + kBlock <= run; k += kBlock) f(k, std::integral_constant<int, kBlock>());
+  if (k < run) f(k, static_cast<int>(run - k));
+}
+
 template <class T>
 Run max_pool(const PlanContext& c) {
   const Pool v = pool_of(c, c.inputs[0], c.outputs[0]);
@@ -73,59 +85,65 @@ Run max_pool(const PlanContext& c) {
     T* out = r.out<T>(0);
     parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
       windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
-        T* most = out + y;
-        std::fill(most, most + v.run, -std::numeric_limits<T>::infinity());
-        for (std::int64_t i = rows.first; i < rows.last; ++i) {
-          for (std::int64_t j = cols.first; j < cols.last; ++j) {
-            const T* at = in + x + tap_offset(v, i, j);
+        blocks(v.run, [&](std::int64_t channel, auto count) {
+          T most[kBlock];
+          std::fill(most, most + kBlock, -std::numeric_limits<T>::infinity());
+          for (std::int64_t i = rows.first; i < rows.last; ++i) {
+            for (std::int64_t j = cols.first; j < cols.last; ++j) {
+              const T* at = in + x + tap_offset(v, i, j) + channel;
 #pragma omp simd
-            for (std::int64_t k = 0; k < v.run; ++k) most[k] = at[k] > most[k] || at[k] != at[k] ? at[k] : most[k];
+              for (int k = 0; k < count; ++k) most[k] = at[k] > most[k] || at[k] != at[k] ? at[k] : most[k];
+            }
           }
-        }
+          std::copy(most, most + count, out + y + channel);
+        });
       });
     });
   };
 }
 
-/// The gradient goes to the first maximum of each window.
+/// Adds dy to the first maximum of one window, for `count` channels.
+template <class T, class Count>
+void max_window_grad(const Pool& v, const T* in, const T* dy, T* dx, Taps rows, Taps cols, Count count) {
+  T most[kBlock];
+  std::int32_t where[kBlock];
+  std::fill(most, most + kBlock, -std::numeric_limits<T>::infinity());
+  std::fill(where, where + kBlock, -1);
+  for (std::int64_t i = rows.first; i < rows.last; ++i) {
+    for (std::int64_t j = cols.first; j < cols.last; ++j) {
+      const T* at = in + tap_offset(v, i, j);
+      const auto number = static_cast<std::int32_t>(i * v.kw + j);
+#pragma omp simd
+      for (int k = 0; k < count; ++k) {
+        const bool better = at[k] > most[k] || at[k] != at[k] || where[k] < 0;
+        most[k] = better ? at[k] : most[k];
+        where[k] = better ? number : where[k];
+      }
+    }
+  }
+  for (std::int64_t i = rows.first; i < rows.last; ++i) {
+    for (std::int64_t j = cols.first; j < cols.last; ++j) {
+      T* at = dx + tap_offset(v, i, j);
+      const auto number = static_cast<std::int32_t>(i * v.kw + j);
+#pragma omp simd
+      for (int k = 0; k < count; ++k) at[k] += where[k] == number ? dy[k] : T(0);
+    }
+  }
+}
+
 template <class T>
-Run max_pool_grad(PlanContext& c) {
+Run max_pool_grad(const PlanContext& c) {
   const Pool v = pool_of(c, c.inputs[1], c.inputs[0]);
   const std::int64_t numel = c.outputs[0].numel();
-  const std::size_t part = (static_cast<std::size_t>(v.run) * (sizeof(T) + sizeof(std::int32_t)) + 63) / 64 * 64;
-  c.scratch_bytes = part * static_cast<std::size_t>(std::max(v.threads, 1));
   return [=](const RunContext& r) {
     const T* dy = r.in<T>(0);
     const T* in = r.in<T>(1);
     T* dx = r.out<T>(0);
     std::fill(dx, dx + numel, T(0));
-    const std::int64_t total = images(v);
-    const std::int64_t parts = std::clamp<std::int64_t>(total / image_grain(v), 1, v.threads);
-    parallel_for(static_cast<int>(parts), parts, 1, [&](std::int64_t first_part, std::int64_t last_part) {
-      for (std::int64_t p = first_part; p < last_part; ++p) {
-        T* most = reinterpret_cast<T*>(static_cast<char*>(r.scratch) + static_cast<std::size_t>(p) * part);
-        std::int32_t* where = reinterpret_cast<std::int32_t*>(most + v.run);
-        windows(v, total * p / parts, total * (p + 1) / parts,
-                [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
-                  std::fill(most, most + v.run, -std::numeric_limits<T>::infinity());
-                  std::fill(where, where + v.run, -1);
-                  for (std::int64_t i = rows.first; i < rows.last; ++i) {
-                    for (std::int64_t j = cols.first; j < cols.last; ++j) {
-                      const T* at = in + x + tap_offset(v, i, j);
-                      const auto number = static_cast<std::int32_t>(i * v.kw + j);
-#pragma omp simd
-                      for (std::int64_t k = 0; k < v.run; ++k) {
-                        const bool better = at[k] > most[k] || at[k] != at[k] || where[k] < 0;
-                        most[k] = better ? at[k] : most[k];
-                        where[k] = better ? number : where[k];
-                      }
-                    }
-                  }
-                  for (std::int64_t k = 0; k < v.run; ++k) {
-                    if (where[k] >= 0) dx[x + tap_offset(v, where[k] / v.kw, where[k] % v.kw) + k] += dy[y + k];
-                  }
-                });
-      }
+    parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
+      windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
+        blocks(v.run, [&](std::int64_t k, auto count) { max_window_grad(v, in + x + k, dy + y + k, dx + x + k, rows, cols, count); });
+      });
     });
   };
 }

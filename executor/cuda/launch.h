@@ -1,37 +1,40 @@
-// The launch layer: how kernels are written and started. One .cu file is compiled twice: by nvcc for the device, and
-// by g++ (-x c++ -DONNXDDP_CUDA_EMU) for the emulator of tests/cudaemu. This is the only file that knows of both.
+// The launch layer: how kernels are written and started. One .cu file is compiled twice: by nvcc for the
+// device, and by g++ (-x c++ -DONNXDDP_CUDA_EMU) for the emulator of tests/cudaemu. This is the only file
+// that knows of both.
 //
 //   #include "executor/cuda/launch.h"
 //   namespace onnxddp {
-//   __global__ void row_sum_kernel(const float* x, float* y, int cols) {          // one block a row
+//   // One block a row.
+//   __global__ void row_mean_kernel(const float* x, float* y, int cols) {
 //     float total = 0;
 //     for (int i = threadIdx.x; i < cols; i += blockDim.x) total += x[int64_t{blockIdx.x} * cols + i];
-//     total = block_sum(total);                                                   // every thread gets the sum
-//     ONNXDDP_SHARED(float, scale, [1]);                                          // __shared__ float scale[1]
+//     total = block_sum(total);            // every thread gets the sum
+//     ONNXDDP_SHARED(float, scale, [1]);   // __shared__ float scale[1];
 //     if (threadIdx.x == 0) scale[0] = 1.0f / static_cast<float>(cols);
 //     __syncthreads();
 //     if (threadIdx.x == 0) y[blockIdx.x] = total * scale[0];
 //   }
 //   void row_mean(const float* x, float* y, int rows, int cols, cudaStream_t stream) {
-//     launch("row_mean", row_sum_kernel, dim3(rows), dim3(256), 0, stream,
+//     launch("row_mean", row_mean_kernel, dim3(rows), dim3(256), 0, stream,
 //            {reads(x, int64_t{rows} * cols), writes(y, rows)}, x, y, cols);
 //   }
 //   }  // namespace onnxddp
 //
 // Rules for kernels:
 // - Declare every byte that a kernel may touch: reads(p, n), writes(p, n) (written, old values not read),
-//   updates(p, n) (read and written). n counts elements. The emulator checks races, uninitialised reads and freed
-//   memory from these ranges, faults on undeclared buffers, and reports a pointer argument that no range covers.
-//   For pointers inside a device table pass a std::vector<Range> in place of the braces.
+//   updates(p, n) (read and written). n counts elements. The emulator checks races, uninitialised reads and
+//   freed memory from these ranges, faults on undeclared buffers, and reports a pointer argument that no
+//   range covers. For pointers inside a device table pass a std::vector<Range> in place of the braces.
 // - Shared arrays: ONNXDDP_SHARED(type, name, [n]...), or ONNXDDP_DYNAMIC_SHARED(type, name) for the
-//   launch's shared_bytes (one type a kernel; pass shared_bytes = n * sizeof(type)). Use them by index and `auto`
-//   only: under emulation an element is a checked wrapper (a missing barrier or an unwritten element is a report), so
-//   copy it to a local before calling members or templates on it: `float v = name[i];`.
+//   launch's shared_bytes (one type a kernel; pass shared_bytes = n * sizeof(type)). Use them by index and
+//   `auto` only: under emulation an element is a checked wrapper (a missing barrier or an unwritten element
+//   is a report), so copy it to a local before calling members or templates on it: `float v = name[i];`.
 // - Block reductions need a one-dimensional block whose size is a multiple of 32. All threads must call them.
 // - 128-bit accesses only through load_vec/store_vec, after vector_aligned() said yes on the host.
-// - min, max, rsqrtf, __ldg, __umulhi, __popc, __ffs, __clz, atomicAdd/Max/Min/CAS/Exch, __shfl_*_sync, __ballot_sync,
-//   __any_sync, __all_sync, __syncwarp, __syncthreads(_or/_and/_count), __threadfence, __float_as_uint, __uint_as_float
-//   and the functions of <cmath> exist on both sides. No __device__ or __constant__ variables, no printf.
+// - On both sides exist: <cmath>, min, max, rsqrtf, __ldg, __umulhi, __popc, __ffs, __clz, __float_as_uint,
+//   __uint_as_float, atomicAdd/Max/Min/Or/CAS/Exch, __shfl_*_sync, __ballot_sync, __any_sync, __all_sync,
+//   __syncwarp, __syncthreads(_or/_and/_count), __threadfence. No __device__ or __constant__ variables, no
+//   printf.
 // - An empty tensor needs no special case: a grid without blocks starts nothing.
 #pragma once
 #include <cuda_bf16.h>
@@ -89,7 +92,8 @@ class Ranges {
   size_t size_;
 };
 
-/// Throws an InternalError that names the kernel and the CUDA error; a launch fails only by a bug. (launch.cpp)
+/// Throws an InternalError that names the kernel and the CUDA error; a launch fails only by a bug.
+/// (launch.cpp)
 [[noreturn]] void launch_failed(const char* kernel, cudaError_t error);
 
 /// The error of a launch unless it is success; sticky errors of earlier work show here, too.
@@ -102,7 +106,8 @@ inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 /// Threads of a warp.
 inline constexpr int kWarp = 32;
 
-/// Blocks of `threads` that cover n elements, at least 0 and at most `limit` (kernels then stride over the grid).
+/// Blocks of `threads` that cover n elements, at least 0 and at most `limit` (kernels then stride over the
+/// grid).
 inline unsigned blocks_for(int64_t n, int threads, unsigned limit = 65535) {
   const int64_t blocks = (n + threads - 1) / threads;
   return blocks > static_cast<int64_t>(limit) ? limit : static_cast<unsigned>(blocks);
@@ -110,12 +115,12 @@ inline unsigned blocks_for(int64_t n, int threads, unsigned limit = 65535) {
 
 #if defined(__CUDACC__) || defined(ONNXDDP_CUDA_EMU)
 
-/// Starts kernel(args...) on the stream. shared_bytes: dynamic shared memory of a block; above 48 KiB it is asked for
-/// by itself (up to 227 KiB on Hopper). ranges: see the top of the file. A grid without blocks starts nothing.
-/// Throws InternalError if CUDA refuses the launch.
+/// Starts kernel(args...) on the stream. shared_bytes: dynamic shared memory of a block; above 48 KiB it is
+/// asked for by itself (up to 227 KiB on Hopper). ranges: see the top of the file. A grid without blocks
+/// starts nothing. Throws InternalError if CUDA refuses the launch.
 template <class... P, class... A>
-void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-            const Ranges& ranges, A... args) {
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, const Ranges& ranges, A... args) {
   static_assert(sizeof...(P) == sizeof...(A), "launch: as many arguments as the kernel has parameters");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (shared_bytes > kDefaultSharedBytes)
@@ -125,10 +130,11 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_
 #if defined(ONNXDDP_CUDA_EMU)
   std::vector<cudaemu::Access> touched;
   for (const Range& r : ranges) touched.push_back({r.data, r.bytes, r.read, r.write});
-  cudaemu::launch(name, kernel, grid, block, shared_bytes, stream, std::move(touched), static_cast<P>(args)...);
+  cudaemu::launch(name, kernel, grid, block, shared_bytes, stream, std::move(touched),
+                  static_cast<P>(args)...);
 #else
   (void)ranges;
-  kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
+  kernel<<<grid, block, shared_bytes, stream> > >(static_cast<P>(args)...);
 #endif
   check_launch(name, cudaGetLastError());
 }
@@ -195,8 +201,8 @@ __device__ inline T from_float(float x) {
     return static_cast<T>(x);
 }
 
-// Reductions. Op is a functor with `T operator()(T a, T b) const`, associative and commutative. The order of the
-// combination depends on the block size only: results are the same bits in every run.
+// Reductions. Op is a functor with `T operator()(T a, T b) const`, associative and commutative. The order of
+// the combination depends on the block size only: results are the same bits in every run.
 
 struct SumOp {
   template <class T>
@@ -220,12 +226,13 @@ struct MinOp {
 /// Combines the values of the 32 threads of a warp; every thread gets the result. All 32 must call it.
 template <class T, class Op>
 __device__ inline T warp_reduce(T value, Op op) {
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    value = op(value, __shfl_xor_sync(0xffffffffu, value, offset));
   return value;
 }
 
-/// Combines the values of all threads of a block; every thread gets the result. identity: op(identity, x) == x.
-/// T: a type that __shfl_xor_sync takes (32 or 64 bits).
+/// Combines the values of all threads of a block; every thread gets the result. identity: op(identity, x) ==
+/// x. T: a type that __shfl_xor_sync takes (32 or 64 bits).
 template <class T, class Op>
 __device__ inline T block_reduce(T value, T identity, Op op) {
   ONNXDDP_SHARED(T, partial, [kWarp]);

@@ -197,9 +197,7 @@ void TrainingRun::record(const StepResult& result, double lr, std::int64_t sampl
   position_.epoch_samples += samples;
   position_.last_loss = result.loss;
   if (!first_) return;
-  const Clock::time_point now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - step_begin_).count();
-  step_begin_ = now;
+  const double seconds = seconds_since(step_begin_);
   if (position_.step % o_.log_every == 0 || position_.step == setup_.total_steps)
     metrics_->write(StepMetrics{position_.epoch + 1, position_.step, result.loss, lr, result.grad_norm, position_.samples, seconds});
   last_lr_ = lr;
@@ -213,6 +211,7 @@ std::int64_t TrainingRun::epochs() const { return (setup_.total_steps + setup_.s
 
 /// Takes the micro-batches of one step off the stream. `batches`: micro-batches an epoch.
 void TrainingRun::optimizer_step(BatchStream& stream, std::int64_t batches) {
+  step_begin_ = Clock::now();
   group_.clear();
   std::int64_t samples = 0;
   while (static_cast<std::int64_t>(group_.size()) < o_.accumulate && position_.batch < batches) {
@@ -281,7 +280,7 @@ void TrainingRun::save() {
 void TrainingRun::loop() {
   const std::int64_t batches = setup_.sampler->batches_per_epoch();
   epoch_samples_before_ = position_.epoch_samples;
-  loop_begin_ = epoch_begin_ = step_begin_ = Clock::now();
+  loop_begin_ = epoch_begin_ = Clock::now();
   BatchStream stream(*setup_.data, *setup_.sampler, position_.epoch, position_.batch);
   while (!done()) {
     optimizer_step(stream, batches);

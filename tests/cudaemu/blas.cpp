@@ -14,15 +14,19 @@ namespace {
 cudaDataType scale_type(cublasComputeType_t compute) {
   switch (compute) {
     case CUBLAS_COMPUTE_64F:
-    case CUBLAS_COMPUTE_64F_PEDANTIC: return CUDA_R_64F;
+    case CUBLAS_COMPUTE_64F_PEDANTIC:
+      return CUDA_R_64F;
     case CUBLAS_COMPUTE_32F:
     case CUBLAS_COMPUTE_32F_PEDANTIC:
-    case CUBLAS_COMPUTE_32F_FAST_TF32: return CUDA_R_32F;
-    default: not_emulated("cuBLAS compute type " + std::to_string(compute));
+    case CUBLAS_COMPUTE_32F_FAST_TF32:
+      return CUDA_R_32F;
+    default:
+      not_emulated("cuBLAS compute type " + std::to_string(compute));
   }
 }
 
-Matrix operand(const void* p, cudaDataType type, cublasOperation_t op, int rows, int cols, int ld, long long stride) {
+Matrix operand(const void* p, cudaDataType type, cublasOperation_t op, int rows, int cols, int ld,
+               long long stride) {
   const bool t = op != CUBLAS_OP_N;
   return {p, type, t ? cols : rows, t ? rows : cols, ld, stride, t};
 }
@@ -72,20 +76,28 @@ cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
 
 const char* cublasGetStatusString(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "the resource allocation failed";
-    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "the functionality requested is not supported";
-    default: return "unknown cublas status";
+    case CUBLAS_STATUS_SUCCESS:
+      return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "the resource allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "the functionality requested is not supported";
+    default:
+      return "unknown cublas status";
   }
 }
 
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
-                                          int n, int k, const void* alpha, const void* a, cudaDataType a_type, int lda,
-                                          long long stride_a, const void* b, cudaDataType b_type, int ldb,
-                                          long long stride_b, const void* beta, void* c, cudaDataType c_type, int ldc,
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t op_a,
+                                          cublasOperation_t op_b, int m, int n, int k, const void* alpha,
+                                          const void* a, cudaDataType a_type, int lda, long long stride_a,
+                                          const void* b, cudaDataType b_type, int ldb, long long stride_b,
+                                          const void* beta, void* c, cudaDataType c_type, int ldc,
                                           long long stride_c, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
   Lock lock;
@@ -106,12 +118,13 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   return queue_gemm(g, handle->stream);
 }
 
-cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
-                            const void* alpha, const void* a, cudaDataType a_type, int lda, const void* b,
-                            cudaDataType b_type, int ldb, const void* beta, void* c, cudaDataType c_type, int ldc,
-                            cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
-  return cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c,
-                                    c_type, ldc, 0, 1, compute, algorithm);
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
+                            int n, int k, const void* alpha, const void* a, cudaDataType a_type, int lda,
+                            const void* b, cudaDataType b_type, int ldb, const void* beta, void* c,
+                            cudaDataType c_type, int ldc, cublasComputeType_t compute,
+                            cublasGemmAlgo_t algorithm) {
+  return cublasGemmStridedBatchedEx(handle, op_a, op_b, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0,
+                                    beta, c, c_type, ldc, 0, 1, compute, algorithm);
 }
 
 }  // extern "C"

@@ -1,5 +1,5 @@
-// cuBLASLt: descriptors and Matmul with epilogues. Descriptors live in their public opaque structs' places as objects
-// of our own behind the same pointer types.
+// cuBLASLt: descriptors and Matmul with epilogues. Descriptors live in their public opaque structs' places as
+// objects of our own behind the same pointer types.
 #include <cstring>
 
 #include "tests/cudaemu/gemm.h"
@@ -51,8 +51,13 @@ cublasStatus_t expect(T fixed, const void* value, size_t bytes, const char* name
 }
 
 Matrix matrix(const void* p, const Layout& l, bool transposed) {
-  return {p, static_cast<cudaDataType>(l.type), static_cast<int64_t>(l.rows), static_cast<int64_t>(l.cols),
-          l.ld, l.stride, transposed};
+  return {p,
+          static_cast<cudaDataType>(l.type),
+          static_cast<int64_t>(l.rows),
+          static_cast<int64_t>(l.cols),
+          l.ld,
+          l.stride,
+          transposed};
 }
 
 // Shapes of A, B, C, D must fit, as cublasLtMatmul demands.
@@ -78,8 +83,10 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusString(status); }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute, cudaDataType_t scale) {
-  if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32 && compute != CUBLAS_COMPUTE_64F)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32 &&
+      compute != CUBLAS_COMPUTE_64F)
     not_emulated("cuBLASLt compute type " + std::to_string(compute));
   *out = reinterpret_cast<cublasLtMatmulDesc_t>(new Desc{scale});
   return CUBLAS_STATUS_SUCCESS;
@@ -89,27 +96,38 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
-                                              const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              size_t bytes) {
   Desc& d = of(desc);
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return assign(d.trans_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return assign(d.trans_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return assign(d.epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return assign(d.bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return assign(d.bias_stride, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return assign(d.bias_type, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return assign(d.aux, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return assign(d.aux_ld, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return assign(d.aux_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return assign(d.trans_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return assign(d.trans_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return assign(d.epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return assign(d.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+      return assign(d.bias_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return assign(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return assign(d.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return assign(d.aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
+      return assign(d.aux_stride, value, bytes);
     case CUBLASLT_MATMUL_DESC_POINTER_MODE:
       return expect<int32_t>(CUBLASLT_POINTER_MODE_HOST, value, bytes, "cuBLASLt pointer modes");
-    default: not_emulated("cuBLASLt matmul attribute " + std::to_string(attribute));
+    default:
+      not_emulated("cuBLASLt matmul attribute " + std::to_string(attribute));
   }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
   *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{static_cast<uint32_t>(type), rows, cols, ld});
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -123,15 +141,22 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 size_t bytes) {
   Layout& l = of(layout);
   switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE: return assign(l.type, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS: return assign(l.rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS: return assign(l.cols, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD: return assign(l.ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(l.batch, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(l.stride, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+      return assign(l.type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+      return assign(l.rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+      return assign(l.cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+      return assign(l.ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+      return assign(l.batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+      return assign(l.stride, value, bytes);
     case CUBLASLT_MATRIX_LAYOUT_ORDER:
       return expect<int32_t>(CUBLASLT_ORDER_COL, value, bytes, "cuBLASLt orders other than column-major");
-    default: not_emulated("cuBLASLt layout attribute " + std::to_string(attribute));
+    default:
+      not_emulated("cuBLASLt layout attribute " + std::to_string(attribute));
   }
 }
 
@@ -145,24 +170,28 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
-                                                    size_t bytes) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
   uint32_t ignored;  // alignments and search hints change nothing here
   switch (attribute) {
-    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return assign(of(preference).workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return assign(of(preference).workspace_bytes, value, bytes);
     case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
     case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return assign(ignored, value, bytes);
-    default: not_emulated("cuBLASLt preference attribute " + std::to_string(attribute));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return assign(ignored, value, bytes);
+    default:
+      not_emulated("cuBLASLt preference attribute " + std::to_string(attribute));
   }
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
   if (wanted < 1 || !shapes_fit(of(desc), of(a), of(b), of(c), of(d))) return CUBLAS_STATUS_INVALID_VALUE;
   results[0] = {};
@@ -172,11 +201,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void* workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t*, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
   Lock lock;
   if (handle == nullptr || desc == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   const Desc& s = of(desc);

@@ -86,7 +86,8 @@ class Buffer {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)), cudaSuccess);
   }
   Buffer(const std::vector<T>& values, cudaStream_t stream) : Buffer(static_cast<int64_t>(values.size())) {
-    EXPECT_EQ(cudaMemcpyAsync(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice, stream), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
   }
   ~Buffer() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
   Buffer(const Buffer&) = delete;
@@ -95,7 +96,8 @@ class Buffer {
   /// The values after all work of the stream.
   std::vector<T> read(cudaStream_t stream) const {
     std::vector<T> out(size_);
-    EXPECT_EQ(cudaMemcpyAsync(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost, stream), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost, stream),
+              cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     return out;
   }

@@ -22,7 +22,8 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Libraries, schedules());
 
 std::vector<float> numbers(size_t n, int seed) {
   std::vector<float> out(n);
-  for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<int>((i * 7919 + static_cast<size_t>(seed) * 31) % 17) - 8) / 4;
+  for (size_t i = 0; i < n; ++i)
+    out[i] = static_cast<float>(static_cast<int>((i * 7919 + static_cast<size_t>(seed) * 31) % 17) - 8) / 4;
   return out;
 }
 
@@ -31,12 +32,13 @@ float at(const std::vector<float>& x, bool transposed, int64_t ld, int64_t row, 
 }
 
 // op(A) * op(B), column-major, exact: the inputs are small multiples of 1/4.
-std::vector<float> product(const std::vector<float>& a, bool ta, int64_t lda, const std::vector<float>& b, bool tb,
-                           int64_t ldb, int64_t m, int64_t n, int64_t k) {
+std::vector<float> product(const std::vector<float>& a, bool ta, int64_t lda, const std::vector<float>& b,
+                           bool tb, int64_t ldb, int64_t m, int64_t n, int64_t k) {
   std::vector<float> c(static_cast<size_t>(m * n), 0.0f);
   for (int64_t j = 0; j < n; ++j)
     for (int64_t i = 0; i < m; ++i)
-      for (int64_t p = 0; p < k; ++p) c[static_cast<size_t>(j * m + i)] += at(a, ta, lda, i, p) * at(b, tb, ldb, p, j);
+      for (int64_t p = 0; p < k; ++p)
+        c[static_cast<size_t>(j * m + i)] += at(a, ta, lda, i, p) * at(b, tb, ldb, p, j);
   return c;
 }
 
@@ -64,13 +66,14 @@ TEST_P(Libraries, GemmInAllTranspositions) {
   for (int flags = 0; flags < 4; ++flags) {
     const bool ta = (flags & 1) != 0, tb = (flags & 2) != 0;
     const int lda = (ta ? k : m) + 1, ldb = (tb ? n : k) + 2;
-    const auto a = numbers(static_cast<size_t>(lda * (ta ? m : k)), 1), b = numbers(static_cast<size_t>(ldb * (tb ? k : n)), 2);
+    const auto a = numbers(static_cast<size_t>(lda * (ta ? m : k)), 1),
+               b = numbers(static_cast<size_t>(ldb * (tb ? k : n)), 2);
     const auto c0 = numbers(static_cast<size_t>(m * n), 3);
     Buffer<float> da(a, stream), db(b, stream), dc(c0, stream);
     const float alpha = 2.0f, beta = 0.5f;
-    BLAS_OK(cublasGemmEx(blas.handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k, &alpha,
-                         da.get(), CUDA_R_32F, lda, db.get(), CUDA_R_32F, ldb, &beta, dc.get(), CUDA_R_32F, m,
-                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    BLAS_OK(cublasGemmEx(blas.handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k,
+                         &alpha, da.get(), CUDA_R_32F, lda, db.get(), CUDA_R_32F, ldb, &beta, dc.get(),
+                         CUDA_R_32F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     auto expected = product(a, ta, lda, b, tb, ldb, m, n, k);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] = 2 * expected[i] + 0.5f * c0[i];
     EXPECT_EQ(dc.read(stream), expected) << flags;
@@ -88,9 +91,9 @@ TEST_P(Libraries, BatchedGemmOfBf16) {
   Buffer<__nv_bfloat16> da(ah, stream), db(bh, stream);
   Buffer<float> dc(m * n * batch);
   const float one = 1, zero = 0;
-  BLAS_OK(cublasGemmStridedBatchedEx(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, da.get(), CUDA_R_16BF, m,
-                                     m * k, db.get(), CUDA_R_16BF, k, k * n, &zero, dc.get(), CUDA_R_32F, m, m * n,
-                                     batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+  BLAS_OK(cublasGemmStridedBatchedEx(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, da.get(),
+                                     CUDA_R_16BF, m, m * k, db.get(), CUDA_R_16BF, k, k * n, &zero, dc.get(),
+                                     CUDA_R_32F, m, m * n, batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
   const auto out = dc.read(stream);
   for (int i = 0; i < batch; ++i) {
     const std::vector<float> ai(a.begin() + i * m * k, a.begin() + (i + 1) * m * k),
@@ -105,9 +108,10 @@ TEST_P(Libraries, BadLeadingDimensionIsRefused) {
   Blas blas(stream);
   Buffer<float> x(numbers(64, 1), stream), y(64);
   const float one = 1, zero = 0;
-  EXPECT_EQ(cublasGemmEx(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, 8, 8, 8, &one, x.get(), CUDA_R_32F, 4, x.get(),
-                         CUDA_R_32F, 8, &zero, y.get(), CUDA_R_32F, 8, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-            CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(
+      cublasGemmEx(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, 8, 8, 8, &one, x.get(), CUDA_R_32F, 4, x.get(),
+                   CUDA_R_32F, 8, &zero, y.get(), CUDA_R_32F, 8, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+      CUBLAS_STATUS_INVALID_VALUE);
   EXPECT_NE(std::string(cublasGetStatusString(CUBLAS_STATUS_INVALID_VALUE)), "");
   CUDA_OK(cudaStreamSynchronize(stream));
 }
@@ -118,12 +122,19 @@ class LtProduct {
   LtProduct(int m, int n, int k, cublasLtEpilogue_t epilogue) : m_(m), n_(n), workspace_(1 << 20) {
     EXPECT_EQ(cublasLtCreate(&handle_), CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(cublasLtMatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatrixLayoutCreate(&a_, CUDA_R_32F, static_cast<uint64_t>(m), static_cast<uint64_t>(k), m), CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatrixLayoutCreate(&b_, CUDA_R_32F, static_cast<uint64_t>(k), static_cast<uint64_t>(n), k), CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatrixLayoutCreate(&d_, CUDA_R_32F, static_cast<uint64_t>(m), static_cast<uint64_t>(n), m), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(
+        cublasLtMatrixLayoutCreate(&a_, CUDA_R_32F, static_cast<uint64_t>(m), static_cast<uint64_t>(k), m),
+        CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(
+        cublasLtMatrixLayoutCreate(&b_, CUDA_R_32F, static_cast<uint64_t>(k), static_cast<uint64_t>(n), k),
+        CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(
+        cublasLtMatrixLayoutCreate(&d_, CUDA_R_32F, static_cast<uint64_t>(m), static_cast<uint64_t>(n), m),
+        CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(cublasLtMatmulPreferenceCreate(&preference_), CUBLAS_STATUS_SUCCESS);
     const uint64_t bytes = 4 << 20;
-    EXPECT_EQ(cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
+    EXPECT_EQ(cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                   &bytes, sizeof bytes),
               CUBLAS_STATUS_SUCCESS);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
@@ -152,11 +163,12 @@ class LtProduct {
     Buffer<float> d(m_ * n_);
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    EXPECT_EQ(cublasLtMatmulAlgoGetHeuristic(handle_, desc_, a_, b_, d_, d_, preference_, 1, &result, &found), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatmulAlgoGetHeuristic(handle_, desc_, a_, b_, d_, d_, preference_, 1, &result, &found),
+              CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(found, 1);
     const float one = 1, zero = 0;
-    EXPECT_EQ(cublasLtMatmul(handle_, desc_, &one, a, a_, b, b_, &zero, d.get(), d_, d.get(), d_, &result.algo,
-                             workspace_.get(), 4 << 20, stream),
+    EXPECT_EQ(cublasLtMatmul(handle_, desc_, &one, a, a_, b, b_, &zero, d.get(), d_, d.get(), d_,
+                             &result.algo, workspace_.get(), 4 << 20, stream),
               CUBLAS_STATUS_SUCCESS);
     return d.read(stream);
   }
@@ -174,7 +186,12 @@ constexpr int kM = 16, kN = 8, kK = 24;
 
 struct Operands {
   explicit Operands(cudaStream_t stream)
-      : a(numbers(kM * kK, 1)), b(numbers(kK * kN, 2)), bias(numbers(kM, 3)), da(a, stream), db(b, stream), dbias(bias, stream) {}
+      : a(numbers(kM * kK, 1)),
+        b(numbers(kK * kN, 2)),
+        bias(numbers(kM, 3)),
+        da(a, stream),
+        db(b, stream),
+        dbias(bias, stream) {}
   std::vector<float> a, b, bias;
   Buffer<float> da, db, dbias;
   std::vector<float> plain() const { return product(a, false, kM, b, false, kK, kM, kN, kK); }
@@ -199,14 +216,16 @@ TEST_P(Libraries, LtForwardEpilogues) {
     float (*function)(float);
   };
   const auto same = [](float v) { return v; };
-  for (const Case& c : {Case{CUBLASLT_EPILOGUE_DEFAULT, false, same}, Case{CUBLASLT_EPILOGUE_BIAS, true, same},
-                        Case{CUBLASLT_EPILOGUE_RELU, false, relu}, Case{CUBLASLT_EPILOGUE_RELU_BIAS, true, relu},
-                        Case{CUBLASLT_EPILOGUE_GELU, false, gelu}, Case{CUBLASLT_EPILOGUE_GELU_BIAS, true, gelu}}) {
+  for (const Case& c :
+       {Case{CUBLASLT_EPILOGUE_DEFAULT, false, same}, Case{CUBLASLT_EPILOGUE_BIAS, true, same},
+        Case{CUBLASLT_EPILOGUE_RELU, false, relu}, Case{CUBLASLT_EPILOGUE_RELU_BIAS, true, relu},
+        Case{CUBLASLT_EPILOGUE_GELU, false, gelu}, Case{CUBLASLT_EPILOGUE_GELU_BIAS, true, gelu}}) {
     LtProduct lt(kM, kN, kK, c.epilogue);
     if (c.bias) lt.bias(x.dbias.get());
     const auto expected = c.bias ? x.biased() : x.plain();
     const auto out = lt.run(x.da.get(), x.db.get(), stream);
-    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], c.function(expected[i]), 2e-4) << c.epilogue << " " << i;
+    for (size_t i = 0; i < out.size(); ++i)
+      ASSERT_NEAR(out[i], c.function(expected[i]), 2e-4) << c.epilogue << " " << i;
   }
 }
 
@@ -217,7 +236,8 @@ TEST_P(Libraries, LtForwardAndBackwardThroughAux) {
   const auto forward = x.biased(), upstream = x.plain();
   {
     Buffer<unsigned char> bits(128 / 8 * kN);
-    LtProduct up(kM, kN, kK, CUBLASLT_EPILOGUE_RELU_AUX_BIAS), down(kM, kN, kK, CUBLASLT_EPILOGUE_DRELU_BGRAD);
+    LtProduct up(kM, kN, kK, CUBLASLT_EPILOGUE_RELU_AUX_BIAS),
+        down(kM, kN, kK, CUBLASLT_EPILOGUE_DRELU_BGRAD);
     CUDA_OK(cudaMemsetAsync(bits.get(), 0, 128 / 8 * kN, stream));
     up.bias(x.dbias.get());
     up.aux(bits.get(), 128);
@@ -248,7 +268,8 @@ TEST_P(Libraries, LtForwardAndBackwardThroughAux) {
   const auto dx = down.run(x.da.get(), x.db.get(), stream);
   for (size_t i = 0; i < dx.size(); ++i) {
     const float h = 1e-2f, v = forward[i];
-    EXPECT_NEAR(dx[i], upstream[i] * (gelu(v + h) - gelu(v - h)) / (2 * h), 2e-2 * (1 + std::abs(upstream[i])));
+    EXPECT_NEAR(dx[i], upstream[i] * (gelu(v + h) - gelu(v - h)) / (2 * h),
+                2e-2 * (1 + std::abs(upstream[i])));
   }
 }
 

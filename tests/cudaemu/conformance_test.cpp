@@ -1,5 +1,7 @@
-// What the emulator promises of the CUDA runtime and its kernels, in terms that hold on a real device, too: this file
-// and test_kernels.cu build unchanged against the real libraries (scripts/gpu_check.sh).
+// What the emulator promises of the CUDA runtime and its kernels, in terms that hold on a real device, too:
+// this file and test_kernels.cu build unchanged against the real libraries (scripts/gpu_check.sh).
+#include "tests/cudaemu/conformance.h"
+
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/cudaemu/conformance.h"
 #include "tests/cudaemu/test_kernels.h"
 
 namespace cudaemu_test {
@@ -150,7 +151,8 @@ TEST_P(Conformance, TransposeThroughSharedMemory) {
   const auto out = y.read(stream);
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < cols; ++c)
-      ASSERT_EQ(out[static_cast<size_t>(c * rows + r)], in[static_cast<size_t>(r * cols + c)]) << r << "," << c;
+      ASSERT_EQ(out[static_cast<size_t>(c * rows + r)], in[static_cast<size_t>(r * cols + c)])
+          << r << "," << c;
 }
 
 TEST_P(Conformance, BlockReductions) {
@@ -209,7 +211,8 @@ TEST_P(Conformance, BarrierVotes) {
 TEST_P(Conformance, SharedAndGlobalAtomics) {
   Stream stream;
   std::vector<int> in(1000), expected(16, 0);
-  for (size_t i = 0; i < in.size(); ++i) ++expected[static_cast<size_t>(in[i] = static_cast<int>(i * i % 13))];
+  for (size_t i = 0; i < in.size(); ++i)
+    ++expected[static_cast<size_t>(in[i] = static_cast<int>(i * i % 13))];
   Buffer<int> x(in, stream), bins(std::vector<int>(16, 0), stream);
   histogram(x.get(), bins.get(), 1000, stream);
   EXPECT_EQ(bins.read(stream), expected);

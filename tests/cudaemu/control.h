@@ -30,8 +30,8 @@ void set_schedule(Schedule schedule, uint64_t seed);
 /// Seconds without any progress after which a wait ends the process with kFaultDeadlock.
 void set_deadlock_seconds(double seconds);
 
-/// Findings since the last call, each text once, oldest first; the list is empty afterwards. A process that ends with
-/// findings that nobody took prints them and exits with kFaultReports.
+/// Findings since the last call, each text once, oldest first; the list is empty afterwards. A process that
+/// ends with findings that nobody took prints them and exits with kFaultReports.
 std::vector<std::string> take_reports();
 
 /// Device bytes in use.

@@ -1,5 +1,5 @@
-// Private types of the emulator: operations, streams, events, captured graphs, memory. One lock guards everything;
-// there are no threads of its own: whoever waits runs the scheduler.
+// Private types of the emulator: operations, streams, events, captured graphs, memory. One lock guards
+// everything; there are no threads of its own: whoever waits runs the scheduler.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -69,8 +69,8 @@ class IntervalSet {
 };
 
 struct Block {
-  size_t bytes = 0;        ///< as asked for
-  char* map = nullptr;     ///< first page
+  size_t bytes = 0;     ///< as asked for
+  char* map = nullptr;  ///< first page
   size_t map_bytes = 0;
   int number = 0;
   bool freed = false;
@@ -82,8 +82,8 @@ bool is_device(const void* p);
 /// "buffer 3 (4096 bytes) + 16".
 std::string describe_address(const void* p);
 
-/// Device memory is reachable inside its life: with protection keys all of it, else the blocks touched. At its end the
-/// red zones of the blocks touched are checked.
+/// The blocks touched are reachable inside its life, where there are protection keys for this thread only. At
+/// its end their red zones are checked.
 class DeviceOpen {
  public:
   DeviceOpen(const std::vector<Access>& touched, const std::string& operation);
@@ -110,7 +110,8 @@ bool is_mapped(const void* p);
 void protect_pinned(const Pinned& pinned, bool open);
 void open_all_pinned(bool open);
 
-inline constexpr uint16_t kPoison = 0xFFFB;  // a NaN in bf16 and float16; doubled in float32, four times in float64
+inline constexpr uint16_t kPoison =
+    0xFFFB;  // a NaN in bf16 and float16; doubled in float32, four times in float64
 void poison(void* p, size_t bytes);
 /// Offset of the first poisoned 32-bit word, or npos.
 size_t find_poison(const void* p, size_t bytes);
@@ -135,7 +136,8 @@ struct PinUse {
   bool write;
 };
 
-/// A state machine in the place of an operation: poll advances it, true when complete; state says what it waits for.
+/// A state machine in the place of an operation: poll advances it, true when complete; state says what it
+/// waits for.
 struct Started {
   std::function<bool()> poll;
   std::function<std::string()> state;
@@ -147,10 +149,10 @@ struct Op {
   Kind kind = kWork;
   std::vector<Access> touched;
   std::vector<PinUse> pins;
-  std::function<void()> run;                           ///< the work; device memory is open in it, but not for kHost
-  std::function<Started(CUstream_st*)> start;          ///< instead of run: called each time the operation is queued
-  Started machine;                                     ///< what start made
-  std::function<void(int)> graph_reference;            ///< told +1/-1 when an executable graph takes or drops it
+  std::function<void()> run;                   ///< the work; device memory is open in it, but not for kHost
+  std::function<Started(CUstream_st*)> start;  ///< instead of run: called each time the operation is queued
+  Started machine;                             ///< what start made
+  std::function<void(int)> graph_reference;    ///< told +1/-1 when an executable graph takes or drops it
   std::shared_ptr<EventState> event;
   uint64_t version = 0;
 };
@@ -161,8 +163,8 @@ cudaError_t enqueue(cudaStream_t stream, Op op);
 void enqueue_now(CUstream_st* stream, Op op);
 /// The error of using this stream handle now, if any.
 cudaError_t check_stream(cudaStream_t stream, const char* what);
-/// Runs operations until done() holds, those that `target` needs first if the schedule is lazy. `waiting` tells a
-/// deadlock report what else is waited for.
+/// Runs operations until done() holds, those that `target` needs first if the schedule is lazy. `waiting`
+/// tells a deadlock report what else is waited for.
 void run_until(const std::function<bool()>& done, CUstream_st* target,
                const std::function<std::string()>& waiting = nullptr);
 /// Everything that the clock covers is known to the host now.
@@ -184,25 +186,32 @@ extern void (*tell_peers)();
 /// Host functions may not call CUDA.
 extern bool in_host_function;
 
+// --- checker.cpp ---
+
+/// True if the clock knows of the stream's operation `time`.
+bool covers(const Clock& clock, int stream, uint64_t time);
+/// Reports what is wrong with the memory that op touches: freed, out of bounds, never written, or not ordered
+/// with another stream's access. Call when op is queued on s.
+void check_op(CUstream_st* s, const Op& op);
+/// Drops the accesses that the host has waited for: everything queued later is ordered behind them.
+void forget_touches(const Clock& host);
+
 // --- graph.cpp ---
 
 /// Adds a node behind the stream's captured tail.
 cudaError_t capture_op(CUstream_st* stream, Op op);
 cudaError_t capture_record(CUstream_st* stream, EventState& event);
 cudaError_t capture_wait(CUstream_st* stream, EventState& event);
-/// The error of an unsafe call (one that may synchronise) while a capture forbids it; the capture becomes invalid.
+/// The error of an unsafe call (one that may synchronise) while a capture forbids it; the capture becomes
+/// invalid.
 cudaError_t unsafe_call();
 bool capture_alive(const EventState& event);
 
 // --- fiber.cpp ---
 
 /// Runs all blocks of a kernel, one after another, threads as fibers.
-void run_grid(const std::string& name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
-
-// --- runtime.cpp ---
-
-/// False, and the error remembered, if the device would refuse the launch.
-bool launch_allowed(const void* function, dim3 grid, dim3 block, size_t shared_bytes);
+void run_grid(const std::string& name, dim3 grid, dim3 block, size_t shared_bytes,
+              const std::function<void()>& body);
 
 }  // namespace cudaemu
 

@@ -1,5 +1,5 @@
-// Device side of the emulator: what a kernel sees when g++ compiles it. Included by executor/cuda/launch.h only.
-// All state here belongs to the one thread that runs the scheduler, under the emulator's lock.
+// Device side of the emulator: what a kernel sees when g++ compiles it. Included by executor/cuda/launch.h
+// only. All state here belongs to the one thread that runs the scheduler, under the emulator's lock.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -28,7 +28,8 @@ struct Index3 {
 };
 extern Index3 thread_index, block_index, block_size, grid_size;
 
-/// Queues a kernel. `body` runs one thread of it; `pointers` are its pointer arguments (checked against `touched`).
+/// Queues a kernel. `body` runs one thread of it; `pointers` are its pointer arguments (checked against
+/// `touched`).
 void launch_kernel(const char* name, const void* function, dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, std::vector<Access> touched, const std::vector<const void*>& pointers,
                    std::function<void()> body);
@@ -39,22 +40,24 @@ void collect_pointer(std::vector<const void*>& out, const T& value) {
 }
 
 template <class... P>
-void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-            std::vector<Access> touched, std::type_identity_t<P>... args) {
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, std::vector<Access> touched, std::type_identity_t<P>... args) {
   std::vector<const void*> pointers;
   (collect_pointer(pointers, args), ...);
-  launch_kernel(name, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, std::move(touched),
-                pointers, [kernel, packed = std::tuple<std::decay_t<P>...>(args...)] { std::apply(kernel, packed); });
+  launch_kernel(name, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream,
+                std::move(touched), pointers,
+                [kernel, packed = std::tuple<std::decay_t<P>...>(args...)] { std::apply(kernel, packed); });
 }
 
 // --- rendezvous of threads (fiber.cpp) ---
 
 inline constexpr int kWarpSize = 32;
 enum class Vote { kNone, kAnd, kOr, kCount };
-/// Waits for all living threads of the block; returns the vote over `predicate`. Threads that meet at different
-/// source lines are a report (a barrier in divergent code).
+/// Waits for all living threads of the block; returns the vote over `predicate`. Threads that meet at
+/// different source lines are a report (a barrier in divergent code).
 int block_barrier(Vote vote, bool predicate, const char* file, int line);
-/// Waits for the living lanes of `mask` in this warp; out gets the bytes of lane `source` (poison if it takes no part).
+/// Waits for the living lanes of `mask` in this warp; out gets the bytes of lane `source` (poison if it takes
+/// no part).
 void warp_exchange(unsigned mask, const void* in, void* out, size_t bytes, int source);
 /// Waits as warp_exchange; one bit for each lane of the mask whose predicate holds.
 unsigned warp_ballot(unsigned mask, bool predicate);
@@ -75,7 +78,8 @@ extern Now now;
 void shared_report(const char* what, int other_thread);
 /// Bytes that live until the block ends. `declared` bytes count towards the 48 KiB of static shared memory.
 void* allocate_shared(size_t bytes, size_t declared);
-/// The dynamic shared memory of the running launch, widened for elements of `element` bytes that stand for `bytes`.
+/// The dynamic shared memory of the running launch, widened for elements of `element` bytes that stand for
+/// `bytes`.
 void* dynamic_shared_memory(size_t bytes, size_t element, size_t* count);
 
 /// Last accesses to one element, enough to tell a missing barrier in any order of the threads.
@@ -196,7 +200,9 @@ class SharedSpan {
     }
     return data_[i];
   }
-  SharedSpan operator+(size_t n) const { return n <= size_ ? SharedSpan(data_ + n, size_ - n) : SharedSpan(data_, 0); }
+  SharedSpan operator+(size_t n) const {
+    return n <= size_ ? SharedSpan(data_ + n, size_ - n) : SharedSpan(data_, 0);
+  }
   Element<T>& operator*() const { return (*this)[0]; }
 
  private:
@@ -344,8 +350,8 @@ inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
-#define ONNXDDP_EMU_MINMAX(T)                              \
-  constexpr T min(T a, T b) { return b < a ? b : a; }      \
+#define ONNXDDP_EMU_MINMAX(T)                         \
+  constexpr T min(T a, T b) { return b < a ? b : a; } \
   constexpr T max(T a, T b) { return a < b ? b : a; }
 ONNXDDP_EMU_MINMAX(int)
 ONNXDDP_EMU_MINMAX(unsigned)

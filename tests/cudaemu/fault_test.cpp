@@ -1,5 +1,5 @@
-// Planted faults: each is found in every schedule and with every seed. What only one process does; the faults between
-// ranks are in nccl_test.cpp.
+// Planted faults: each is found in every schedule and with every seed. What only one process does; the faults
+// between ranks are in nccl_test.cpp.
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -46,7 +46,8 @@ std::vector<float> read(const float* p, int64_t n, cudaStream_t s) {
   return out;
 }
 
-// Runs the body in 3 schedules x 5 seeds, each in a process of its own, and expects the exit code and the message.
+// Runs the body in 3 schedules x 5 seeds, each in a process of its own, and expects the exit code and the
+// message.
 void expect_found(int exit_code, const std::string& message, const std::function<void()>& body) {
   for (int schedule = 0; schedule < 3; ++schedule)
     for (unsigned seed = 1; seed <= 5; ++seed) {
@@ -55,7 +56,8 @@ void expect_found(int exit_code, const std::string& message, const std::function
         cudaemu::set_deadlock_seconds(0.2);
         body();
       });
-      EXPECT_EQ(out.exit_code, exit_code) << "schedule " << schedule << " seed " << seed << "\n" << out.errors;
+      EXPECT_EQ(out.exit_code, exit_code) << "schedule " << schedule << " seed " << seed << "\n"
+                                          << out.errors;
       EXPECT_THAT(out.errors, HasSubstr(message)) << "schedule " << schedule << " seed " << seed;
     }
 }
@@ -76,62 +78,66 @@ TEST(Faults, CorrectProgramIsClean) {
 }
 
 TEST(Faults, MissingWait) {
-  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream", [] {
-    auto a = make_stream(), b = make_stream();
-    float *x = make_buffer(300), *y = make_buffer(300);
-    fill(y, 1, 300, b);
-    fill(x, 1, 300, a);
-    axpy(2, x, y, 300, b);
-    sync(b);
-  });
+  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream",
+               [] {
+                 auto a = make_stream(), b = make_stream();
+                 float *x = make_buffer(300), *y = make_buffer(300);
+                 fill(y, 1, 300, b);
+                 fill(x, 1, 300, a);
+                 axpy(2, x, y, 300, b);
+                 sync(b);
+               });
 }
 
 TEST(Faults, OverwrittenWhileAnotherStreamReads) {
-  expect_found(cudaemu::kFaultReports, "race: kernel fill writes what kernel axpy reads on another stream", [] {
-    auto a = make_stream(), b = make_stream();
-    float *x = make_buffer(300), *y = make_buffer(300);
-    fill(x, 1, 300, a);
-    fill(y, 1, 300, a);
-    sync(a);
-    axpy(2, x, y, 300, b);
-    fill(x, 5, 300, a);
-    sync(a);
-    sync(b);
-  });
+  expect_found(cudaemu::kFaultReports, "race: kernel fill writes what kernel axpy reads on another stream",
+               [] {
+                 auto a = make_stream(), b = make_stream();
+                 float *x = make_buffer(300), *y = make_buffer(300);
+                 fill(x, 1, 300, a);
+                 fill(y, 1, 300, a);
+                 sync(a);
+                 axpy(2, x, y, 300, b);
+                 fill(x, 5, 300, a);
+                 sync(a);
+                 sync(b);
+               });
 }
 
 TEST(Faults, EventRecordedTooEarly) {
-  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream", [] {
-    auto a = make_stream(), b = make_stream();
-    auto e = make_event();
-    float *x = make_buffer(300), *y = make_buffer(300);
-    fill(y, 1, 300, b);
-    ok(cudaEventRecord(e, a));
-    fill(x, 1, 300, a);
-    ok(cudaStreamWaitEvent(b, e, 0));
-    axpy(2, x, y, 300, b);
-    sync(b);
-  });
+  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream",
+               [] {
+                 auto a = make_stream(), b = make_stream();
+                 auto e = make_event();
+                 float *x = make_buffer(300), *y = make_buffer(300);
+                 fill(y, 1, 300, b);
+                 ok(cudaEventRecord(e, a));
+                 fill(x, 1, 300, a);
+                 ok(cudaStreamWaitEvent(b, e, 0));
+                 axpy(2, x, y, 300, b);
+                 sync(b);
+               });
 }
 
 TEST(Faults, SharedCublasWorkspace) {
-  expect_found(cudaemu::kFaultReports, "race: gemm 2x2x2 writes what gemm 2x2x2 writes on another stream", [] {
-    auto a = make_stream(), b = make_stream();
-    float *x = make_buffer(4), *y = make_buffer(8), *workspace = make_buffer(1024);
-    fill(x, 1, 4, a);
-    sync(a);
-    int i = 0;
-    for (cudaStream_t s : {a, b}) {
-      cublasHandle_t handle;
-      cublasCreate(&handle);
-      cublasSetStream(handle, s);
-      cublasSetWorkspace(handle, workspace, 4096);
-      const float one = 1, zero = 0;
-      cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one, x, CUDA_R_32F, 2, x, CUDA_R_32F, 2, &zero,
-                   y + 4 * i++, CUDA_R_32F, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    }
-    ok(cudaDeviceSynchronize());
-  });
+  expect_found(
+      cudaemu::kFaultReports, "race: gemm 2x2x2 writes what gemm 2x2x2 writes on another stream", [] {
+        auto a = make_stream(), b = make_stream();
+        float *x = make_buffer(4), *y = make_buffer(8), *workspace = make_buffer(1024);
+        fill(x, 1, 4, a);
+        sync(a);
+        int i = 0;
+        for (cudaStream_t s : {a, b}) {
+          cublasHandle_t handle;
+          cublasCreate(&handle);
+          cublasSetStream(handle, s);
+          cublasSetWorkspace(handle, workspace, 4096);
+          const float one = 1, zero = 0;
+          cublasGemmEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one, x, CUDA_R_32F, 2, x, CUDA_R_32F, 2,
+                       &zero, y + 4 * i++, CUDA_R_32F, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        }
+        ok(cudaDeviceSynchronize());
+      });
 }
 
 TEST(Faults, MissingJoinInCapture) {
@@ -150,31 +156,32 @@ TEST(Faults, MissingJoinInCapture) {
 
 // The join is there, but too late for its reader: replay is checked as any other work.
 TEST(Faults, LateJoinInCapture) {
-  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream", [] {
-    auto a = make_stream(), b = make_stream();
-    auto fork = make_event(), join = make_event();
-    float *x = make_buffer(64), *y = make_buffer(64);
-    fill(y, 1, 64, a);
-    sync(a);
-    ok(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
-    ok(cudaEventRecord(fork, a));
-    ok(cudaStreamWaitEvent(b, fork, 0));
-    fill(x, 1, 64, b);
-    ok(cudaEventRecord(join, b));
-    axpy(1, x, y, 64, a);
-    ok(cudaStreamWaitEvent(a, join, 0));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    ok(cudaStreamEndCapture(a, &graph));
-    ok(cudaGraphInstantiate(&exec, graph, 0));
-    ok(cudaGraphLaunch(exec, a));
-    sync(a);
-  });
+  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream",
+               [] {
+                 auto a = make_stream(), b = make_stream();
+                 auto fork = make_event(), join = make_event();
+                 float *x = make_buffer(64), *y = make_buffer(64);
+                 fill(y, 1, 64, a);
+                 sync(a);
+                 ok(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
+                 ok(cudaEventRecord(fork, a));
+                 ok(cudaStreamWaitEvent(b, fork, 0));
+                 fill(x, 1, 64, b);
+                 ok(cudaEventRecord(join, b));
+                 axpy(1, x, y, 64, a);
+                 ok(cudaStreamWaitEvent(a, join, 0));
+                 cudaGraph_t graph;
+                 cudaGraphExec_t exec;
+                 ok(cudaStreamEndCapture(a, &graph));
+                 ok(cudaGraphInstantiate(&exec, graph, 0));
+                 ok(cudaGraphLaunch(exec, a));
+                 sync(a);
+               });
 }
 
 TEST(Faults, UninitialisedRead) {
-  expect_found(cudaemu::kFaultReports, "kernel bug_reads_uninitialised: uninitialised read of 400 bytes from buffer 1",
-               [] {
+  expect_found(cudaemu::kFaultReports,
+               "kernel bug_reads_uninitialised: uninitialised read of 400 bytes from buffer 1", [] {
                  auto a = make_stream();
                  float *x = make_buffer(100), *y = make_buffer(100);
                  fill(y, 1, 100, a);
@@ -213,23 +220,25 @@ TEST(Faults, OutOfBounds) {
 }
 
 TEST(Faults, OutOfBoundsByOne) {
-  expect_found(cudaemu::kFaultReports, "kernel bug_out_of_bounds_by_one: out of bounds, wrote outside buffer 1", [] {
-    auto a = make_stream();
-    float* y = make_buffer(100);
-    bug_out_of_bounds_by_one(y, 100, a);
-    sync(a);
-  });
+  expect_found(cudaemu::kFaultReports,
+               "kernel bug_out_of_bounds_by_one: out of bounds, wrote outside buffer 1", [] {
+                 auto a = make_stream();
+                 float* y = make_buffer(100);
+                 bug_out_of_bounds_by_one(y, 100, a);
+                 sync(a);
+               });
 }
 
 TEST(Faults, CopyOutOfBounds) {
-  expect_found(cudaemu::kFaultReports, "copy to device: out of bounds, touches 128 bytes from buffer 1 (100 bytes)", [] {
-    auto a = make_stream();
-    void* p;
-    ok(cudaMalloc(&p, 100));
-    std::vector<char> host(128);
-    ok(cudaMemcpyAsync(p, host.data(), 128, cudaMemcpyHostToDevice, a));
-    sync(a);
-  });
+  expect_found(cudaemu::kFaultReports,
+               "copy to device: out of bounds, touches 128 bytes from buffer 1 (100 bytes)", [] {
+                 auto a = make_stream();
+                 void* p;
+                 ok(cudaMalloc(&p, 100));
+                 std::vector<char> host(128);
+                 ok(cudaMemcpyAsync(p, host.data(), 128, cudaMemcpyHostToDevice, a));
+                 sync(a);
+               });
 }
 
 TEST(Faults, UseAfterFree) {
@@ -399,29 +408,32 @@ TEST(Faults, DestroyedStream) {
     float* y = make_buffer(4);
     ok(cudaStreamDestroy(a));
     const float x[4] = {};
-    require(cudaMemcpyAsync(y, x, 16, cudaMemcpyHostToDevice, a) == cudaErrorInvalidResourceHandle, "accepted");
+    require(cudaMemcpyAsync(y, x, 16, cudaMemcpyHostToDevice, a) == cudaErrorInvalidResourceHandle,
+            "accepted");
   });
 }
 
 TEST(Faults, CudaCallInAHostFunction) {
   expect_found(cudaemu::kFaultReports, "inside a host function", [] {
     static cudaStream_t a = make_stream();
-    ok(cudaLaunchHostFunc(a, [](void*) { (void)cudaStreamQuery(a); }, nullptr));
+    ok(cudaLaunchHostFunc(
+        a, [](void*) { (void)cudaStreamQuery(a); }, nullptr));
     sync(a);
   });
 }
 
 // Documented: from pageable memory, cudaMemcpy may return before the device has the data.
 TEST(Faults, SynchronousCopyIsNoBarrierForOtherStreams) {
-  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what copy to device writes on another stream", [] {
-    auto a = make_stream();
-    float *x = make_buffer(4), *y = make_buffer(4);
-    const std::vector<float> host(4, 1.0f);
-    fill(y, 1, 4, a);
-    ok(cudaMemcpy(x, host.data(), 16, cudaMemcpyHostToDevice));
-    axpy(1, x, y, 4, a);
-    sync(a);
-  });
+  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what copy to device writes on another stream",
+               [] {
+                 auto a = make_stream();
+                 float *x = make_buffer(4), *y = make_buffer(4);
+                 const std::vector<float> host(4, 1.0f);
+                 fill(y, 1, 4, a);
+                 ok(cudaMemcpy(x, host.data(), 16, cudaMemcpyHostToDevice));
+                 axpy(1, x, y, 4, a);
+                 sync(a);
+               });
 }
 
 void expect_not_emulated(const std::string& name, const std::function<void()>& body) {
@@ -431,7 +443,8 @@ void expect_not_emulated(const std::string& name, const std::function<void()>& b
 }
 
 TEST(Faults, WhatIsNotEmulatedAborts) {
-  expect_not_emulated("the default stream (memset)", [] { (void)cudaMemsetAsync(make_buffer(4), 0, 16, nullptr); });
+  expect_not_emulated("the default stream (memset)",
+                      [] { (void)cudaMemsetAsync(make_buffer(4), 0, 16, nullptr); });
   expect_not_emulated("streams that synchronise with the default stream", [] {
     cudaStream_t s;
     (void)cudaStreamCreateWithFlags(&s, cudaStreamDefault);
@@ -491,7 +504,8 @@ TEST(Faults, EnvironmentSetsTheSchedule) {
     require(cudaMalloc(&p, 2 << 20) == cudaErrorMemoryAllocation, "memory");
     static bool ran = false;
     auto a = make_stream();
-    ok(cudaLaunchHostFunc(a, [](void*) { ran = true; }, nullptr));
+    ok(cudaLaunchHostFunc(
+        a, [](void*) { ran = true; }, nullptr));
     require(!ran, "not lazy");
     sync(a);
     require(ran, "never ran");
@@ -501,8 +515,8 @@ TEST(Faults, EnvironmentSetsTheSchedule) {
   EXPECT_EQ(lazy.exit_code, 0) << lazy.errors;
 }
 
-// An operation that waits for an event whose record never comes cannot exist; a host that waits for a full queue of
-// a lazy stream can: here everything moves, and nothing is stuck.
+// An operation that waits for an event whose record never comes cannot exist; a host that waits for a full
+// queue of a lazy stream can: here everything moves, and nothing is stuck.
 TEST(Faults, LongQueuesDrain) {
   expect_found(0, "", [] {
     auto a = make_stream(), b = make_stream();

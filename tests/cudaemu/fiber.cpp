@@ -1,5 +1,5 @@
-// Runs the blocks of a kernel: every thread is a fiber that starts when its turn comes and parks only at a barrier
-// that others have not reached, so a kernel without barriers never switches back and forth.
+// Runs the blocks of a kernel: every thread is a fiber that starts when its turn comes and parks only at a
+// barrier that others have not reached, so a kernel without barriers never switches back and forth.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -61,7 +61,6 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kStackBytes = 64 << 10;
 #endif
 constexpr size_t kGuardBytes = 4096;
-constexpr int kMaxThreads = 1024;
 constexpr size_t kStaticSharedLimit = 48 << 10, kRedZone = 64, kArenaBytes = 8 << 20;
 constexpr size_t kMaxExchange = 16;
 
@@ -71,7 +70,8 @@ using Context = void*;
 using Context = ucontext_t;
 #endif
 
-// Lanes that meet under one mask. Slots alternate, so that a fast lane's next exchange spoils no slow lane's read.
+// Lanes that meet under one mask. Slots alternate, so that a fast lane's next exchange spoils no slow lane's
+// read.
 struct Rendezvous {
   unsigned mask = 0, generation = 0, arrived = 0;
   uint32_t warp_phase[2] = {0, 0};
@@ -136,12 +136,14 @@ int linear(const Fiber* f) { return static_cast<int>(f - machine().fibers.data()
 
 // --- switching ---
 
-void before_switch([[maybe_unused]] void** fake, [[maybe_unused]] const void* bottom, [[maybe_unused]] size_t size) {
+void before_switch([[maybe_unused]] void** fake, [[maybe_unused]] const void* bottom,
+                   [[maybe_unused]] size_t size) {
 #if defined(CUDAEMU_ASAN)
   __sanitizer_start_switch_fiber(fake, bottom, size);
 #endif
 }
-void after_switch([[maybe_unused]] void* fake, [[maybe_unused]] const void** bottom, [[maybe_unused]] size_t* size) {
+void after_switch([[maybe_unused]] void* fake, [[maybe_unused]] const void** bottom,
+                  [[maybe_unused]] size_t* size) {
 #if defined(CUDAEMU_ASAN)
   __sanitizer_finish_switch_fiber(fake, bottom, size);
 #endif
@@ -222,7 +224,8 @@ void fiber_main() {
 char* take_stack() {
   Machine& m = machine();
   if (m.free_stacks.empty()) {
-    void* p = mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) fault(kFaultOther, "no memory for the stack of a kernel thread");
     mprotect(p, kGuardBytes, PROT_NONE);
     m.free_stacks.push_back(static_cast<char*>(p) + kGuardBytes);
@@ -304,7 +307,8 @@ std::string place(const Fiber& f) {
   for (const Fiber& f : machine().fibers)
     if (!f.done) ++waiting[place(f)];
   std::string text = machine().name + ": barrier divergence, nobody can go on:";
-  for (const auto& [where, count] : waiting) text += " " + std::to_string(count) + " threads wait at " + where + ";";
+  for (const auto& [where, count] : waiting)
+    text += " " + std::to_string(count) + " threads wait at " + where + ";";
   fault(kFaultBarrier, text);
 }
 
@@ -376,7 +380,8 @@ void run_block(int threads) {
 
 }  // namespace
 
-void run_grid(const std::string& name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+void run_grid(const std::string& name, dim3 grid, dim3 block, size_t shared_bytes,
+              const std::function<void()>& body) {
   Machine& m = machine();
   m.name = name;
   m.body = &body;
@@ -402,8 +407,8 @@ int block_barrier(Vote vote, bool predicate, const char* file, int line) {
     b.file = file;
     b.line = line;
   } else if (b.line != line) {
-    report(m.name + ": barrier in divergent code, threads meet from " + b.file + ":" + std::to_string(b.line) +
-           " and " + file + ":" + std::to_string(line));
+    report(m.name + ": barrier in divergent code, threads meet from " + b.file + ":" +
+           std::to_string(b.line) + " and " + file + ":" + std::to_string(line));
   }
   const unsigned generation = b.generation;
   b.votes += predicate ? 1 : 0;
@@ -442,19 +447,21 @@ void shared_report(const char* what, int other_thread) {
   m.shared_reported = true;
   std::string text = m.name + ": a thread " + what;
   if (other_thread >= 0)
-    text += " (threads " + std::to_string(now.thread) + " and " + std::to_string(other_thread) + " of the block)";
+    text +=
+        " (threads " + std::to_string(now.thread) + " and " + std::to_string(other_thread) + " of the block)";
   report(text);
 }
 
 void* allocate_shared(size_t bytes, size_t declared) {
   Machine& m = machine();
   if (m.shared == nullptr) {
-    m.shared = static_cast<char*>(
-        mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    m.shared = static_cast<char*>(mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   }
   const size_t at = (m.shared_used + 15) / 16 * 16;
   m.static_bytes += declared;
-  if (m.static_bytes > kStaticSharedLimit) fault(kFaultOther, m.name + ": more than 48 KiB of static shared memory");
+  if (m.static_bytes > kStaticSharedLimit)
+    fault(kFaultOther, m.name + ": more than 48 KiB of static shared memory");
   if (at + bytes + kRedZone > kArenaBytes) not_emulated("this much shared memory");
   m.shared_used = at + bytes + kRedZone;
   std::memset(m.shared + at + bytes, 0xA5, kRedZone);

@@ -18,7 +18,8 @@ bool writes_aux(const Gemm& g) { return has(g, kAux) && !reads_aux(g); }
 bool uses_mask(const Gemm& g) { return has(g, kRelu | kAux) || has(g, kDrelu); }
 int64_t bias_length(const Gemm& g) { return has(g, CUBLASLT_EPILOGUE_BGRADB) ? g.n : g.m; }
 bool uses_bias(const Gemm& g) {
-  return has(g, kBias) || has(g, kBiasGradient) || has(g, CUBLASLT_EPILOGUE_BGRADA) || has(g, CUBLASLT_EPILOGUE_BGRADB);
+  return has(g, kBias) || has(g, kBiasGradient) || has(g, CUBLASLT_EPILOGUE_BGRADA) ||
+         has(g, CUBLASLT_EPILOGUE_BGRADB);
 }
 
 bool known_epilogue(cublasLtEpilogue_t e) {
@@ -38,8 +39,10 @@ bool known_epilogue(cublasLtEpilogue_t e) {
     case CUBLASLT_EPILOGUE_DGELU:
     case CUBLASLT_EPILOGUE_DGELU_BGRAD:
     case CUBLASLT_EPILOGUE_BGRADA:
-    case CUBLASLT_EPILOGUE_BGRADB: return true;
-    default: return false;
+    case CUBLASLT_EPILOGUE_BGRADB:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -86,14 +89,16 @@ void sum_operand(const Gemm& g, int64_t batch, const std::vector<double>& a, con
   const bool of_a = has(g, CUBLASLT_EPILOGUE_BGRADA);
   for (int64_t i = 0; i < bias_length(g); ++i) {
     double sum = 0;
-    for (int64_t p = 0; p < g.k; ++p) sum += of_a ? a[static_cast<size_t>(p * g.m + i)] : b[static_cast<size_t>(i * g.k + p)];
+    for (int64_t p = 0; p < g.k; ++p)
+      sum += of_a ? a[static_cast<size_t>(p * g.m + i)] : b[static_cast<size_t>(i * g.k + p)];
     store_element(g.bias, g.bias_type, batch * g.bias_stride + i, sum);
   }
 }
 
 void run_batch(const Gemm& g, int64_t batch) {
   const auto a = pack(g.a, batch, g.m, g.k, g.a.transposed), b = pack(g.b, batch, g.k, g.n, g.b.transposed);
-  std::vector<double> column(static_cast<size_t>(g.m)), gradient(has(g, kBiasGradient) ? column.size() : 0, 0.0);
+  std::vector<double> column(static_cast<size_t>(g.m)),
+      gradient(has(g, kBiasGradient) ? column.size() : 0, 0.0);
   auto* d = const_cast<void*>(g.d.data);
   for (int64_t j = 0; j < g.n; ++j) {
     std::fill(column.begin(), column.end(), 0.0);
@@ -134,7 +139,8 @@ std::vector<Access> touched(const Gemm& g) {
   }
   if (has(g, kAux)) {
     const auto elements = static_cast<size_t>((g.batch - 1) * g.aux_stride + g.n * g.aux_ld);
-    out.push_back({g.aux, uses_mask(g) ? elements / 8 : elements * element_bytes(g.d.type), reads_aux(g), writes_aux(g)});
+    out.push_back({g.aux, uses_mask(g) ? elements / 8 : elements * element_bytes(g.d.type), reads_aux(g),
+                   writes_aux(g)});
   }
   if (g.workspace_bytes > 0) out.push_back({g.workspace, g.workspace_bytes, false, true});
   return out;
@@ -151,29 +157,44 @@ bool valid(const Gemm& g) {
 
 size_t element_bytes(cudaDataType type) {
   switch (type) {
-    case CUDA_R_64F: return 8;
-    case CUDA_R_32F: return 4;
+    case CUDA_R_64F:
+      return 8;
+    case CUDA_R_32F:
+      return 4;
     case CUDA_R_16F:
-    case CUDA_R_16BF: return 2;
-    default: not_emulated("matrices of data type " + std::to_string(type));
+    case CUDA_R_16BF:
+      return 2;
+    default:
+      not_emulated("matrices of data type " + std::to_string(type));
   }
 }
 
 double load_element(const void* p, cudaDataType type, int64_t i) {
   switch (type) {
-    case CUDA_R_64F: return static_cast<const double*>(p)[i];
-    case CUDA_R_32F: return static_cast<double>(static_cast<const float*>(p)[i]);
-    case CUDA_R_16F: return static_cast<double>(__half2float(static_cast<const __half*>(p)[i]));
-    default: return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]));
+    case CUDA_R_64F:
+      return static_cast<const double*>(p)[i];
+    case CUDA_R_32F:
+      return static_cast<double>(static_cast<const float*>(p)[i]);
+    case CUDA_R_16F:
+      return static_cast<double>(__half2float(static_cast<const __half*>(p)[i]));
+    default:
+      return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]));
   }
 }
 
 void store_element(void* p, cudaDataType type, int64_t i, double value) {
   switch (type) {
-    case CUDA_R_64F: static_cast<double*>(p)[i] = value; break;
-    case CUDA_R_32F: static_cast<float*>(p)[i] = static_cast<float>(value); break;
-    case CUDA_R_16F: static_cast<__half*>(p)[i] = __float2half(static_cast<float>(value)); break;
-    default: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(static_cast<float>(value));
+    case CUDA_R_64F:
+      static_cast<double*>(p)[i] = value;
+      break;
+    case CUDA_R_32F:
+      static_cast<float*>(p)[i] = static_cast<float>(value);
+      break;
+    case CUDA_R_16F:
+      static_cast<__half*>(p)[i] = __float2half(static_cast<float>(value));
+      break;
+    default:
+      static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(static_cast<float>(value));
   }
 }
 
@@ -192,7 +213,8 @@ cublasStatus_t queue_gemm(const Gemm& g, cudaStream_t stream) {
   op.run = [g] {
     for (int64_t i = 0; i < g.batch; ++i) run_batch(g, i);
   };
-  return enqueue(stream, std::move(op)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+  return enqueue(stream, std::move(op)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                       : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 }  // namespace cudaemu

@@ -1,6 +1,6 @@
-// Stream capture and executable graphs. A captured graph is a list of nodes with dependencies; a launch queues every
-// node on a hidden stream of its lane, with events for the dependencies between lanes, so that replay runs under the
-// same scheduler and checkers as everything else.
+// Stream capture and executable graphs. A captured graph is a list of nodes with dependencies; a launch
+// queues every node on a hidden stream of its lane, with events for the dependencies between lanes, so that
+// replay runs under the same scheduler and checkers as everything else.
 #include <algorithm>
 
 #include "tests/cudaemu/core.h"
@@ -22,7 +22,8 @@ struct CUgraph_st {
 struct CUgraphExec_st {
   std::vector<CUgraph_st::Node> nodes;
   std::vector<CUstream_st*> lanes;
-  std::vector<std::shared_ptr<cudaemu::EventState>> done;  ///< of the nodes that another lane needs, else null
+  std::vector<std::shared_ptr<cudaemu::EventState>>
+      done;  ///< of the nodes that another lane needs, else null
 };
 
 namespace cudaemu {
@@ -169,15 +170,16 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* out) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   Lock lock;
   if (cudaError_t e = check_stream(stream, "cudaStreamIsCapturing")) return e;
-  *status = stream->capture == nullptr   ? cudaStreamCaptureStatusNone
+  *status = stream->capture == nullptr ? cudaStreamCaptureStatusNone
             : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                        : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t* graph, const cudaGraphNode_t** nodes,
-                                     const cudaGraphEdgeData** edges, size_t* count) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                                     size_t* count) {
   Lock lock;
   if (nodes != nullptr || edges != nullptr || count != nullptr) not_emulated("the nodes of a capture");
   if (cudaError_t e = cudaStreamIsCapturing(stream, status)) return e;

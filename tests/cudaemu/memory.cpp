@@ -1,5 +1,7 @@
-// Device memory in an address range of its own, pinned host memory, and the trap for whoever touches either at the
-// wrong time. An allocation ends at a page without rights, begins poisoned, and is never reused after its end.
+// Device memory in an address range of its own, pinned host memory, and the trap for whoever touches either
+// at the wrong time. An allocation ends at a page without rights, begins poisoned, and is never reused after
+// its end.
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,7 +24,8 @@ char* arena = nullptr;
 size_t arena_top = 0;
 size_t bytes_in_use = 0;
 int protection_key = -1;
-const std::string* running = nullptr;  // the operation that may touch device memory now
+const std::string* running = nullptr;  // the operation that may touch device memory now, and its thread
+pthread_t running_thread;
 struct sigaction former_action = {};
 
 std::map<char*, Block>& blocks() {
@@ -36,23 +39,26 @@ std::map<char*, Pinned>& pinned_buffers() {
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+bool in_operation() { return running != nullptr && pthread_equal(running_thread, pthread_self()) != 0; }
+
 void on_bad_address(int, siginfo_t* info, void*) {
   const auto* p = static_cast<const char*>(info->si_addr);
   char address[32];
   std::snprintf(address, sizeof address, "%p", info->si_addr);
   if (arena != nullptr && p >= arena && p < arena + kArenaBytes) {
     const std::string where = std::string(" at ") + address + ", " + describe_address(p);
-    if (running == nullptr) fault(kFaultHost, "the host touches device memory" + where);
+    if (!in_operation()) fault(kFaultHost, "the host touches device memory" + where);
     char* base = nullptr;
     const Block* block = find_block(p, &base);
     const char* what = block == nullptr || p >= base + std::max<size_t>(block->bytes, 1) ? "out of bounds"
-                       : block->freed                                                     ? "use after free"
-                                                                                          : "undeclared buffer";
+                       : block->freed                                                    ? "use after free"
+                                      : "undeclared buffer";
     fault(kFaultKernel, *running + ": " + what + where);
   }
   if (const Pinned* pin = find_pinned(p); pin != nullptr && (pin->readers > 0 || pin->writers > 0))
-    fault(kFaultPinned, std::string("the host uses a pinned buffer while a copy may still use it, at ") + address);
-  if (running != nullptr) fault(kFaultKernel, *running + ": bad address " + address);
+    fault(kFaultPinned,
+          std::string("the host uses a pinned buffer while a copy may still use it, at ") + address);
+  if (in_operation()) fault(kFaultKernel, *running + ": bad address " + address);
   sigaction(SIGSEGV, &former_action, nullptr);  // not ours: fault again, as without the emulator
 }
 
@@ -70,6 +76,18 @@ void set_up_arena() {
   action.sa_sigaction = on_bad_address;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
   sigaction(SIGSEGV, &action, &former_action);
+}
+
+// Closed pages stay closed to all; a page that an operation opens by mprotect stays closed to other threads
+// where there is a protection key.
+void set_closed(char* map, size_t bytes, [[maybe_unused]] int key) {
+#if defined(__x86_64__)
+  if (protection_key >= 0) {
+    pkey_mprotect(map, bytes, PROT_NONE, key);
+    return;
+  }
+#endif
+  mprotect(map, bytes, PROT_NONE);
 }
 
 void open_block(const Block& b, bool open) {
@@ -163,6 +181,7 @@ std::string describe_address(const void* p) {
 
 DeviceOpen::DeviceOpen(const std::vector<Access>& touched, const std::string& operation) {
   running = &operation;
+  running_thread = pthread_self();
 #if defined(__x86_64__)
   if (protection_key >= 0) pkey_set(protection_key, 0);
 #endif
@@ -170,7 +189,7 @@ DeviceOpen::DeviceOpen(const std::vector<Access>& touched, const std::string& op
     char* base = nullptr;
     Block* b = a.bytes > 0 && is_device(a.data) ? find_block(a.data, &base) : nullptr;
     if (b == nullptr || b->freed || std::find(opened_.begin(), opened_.end(), b) != opened_.end()) continue;
-    if (protection_key < 0) open_block(*b, true);
+    open_block(*b, true);
     opened_.push_back(b);
   }
 }
@@ -178,7 +197,7 @@ DeviceOpen::DeviceOpen(const std::vector<Access>& touched, const std::string& op
 DeviceOpen::~DeviceOpen() {
   for (Block* b : opened_) {
     check_block(b->map + b->map_bytes - round_up(b->bytes, kAlign), *b, *running);
-    if (protection_key < 0) open_block(*b, false);
+    open_block(*b, false);
   }
 #if defined(__x86_64__)
   if (protection_key >= 0) pkey_set(protection_key, PKEY_DISABLE_ACCESS);
@@ -249,20 +268,16 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (cudaError_t e = unsafe_call()) return fail(e);
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
-  if (bytes > config().memory || bytes_in_use + bytes > config().memory) return fail(cudaErrorMemoryAllocation);
+  if (bytes > config().memory || bytes_in_use + bytes > config().memory)
+    return fail(cudaErrorMemoryAllocation);
   const size_t body = round_up(bytes, kAlign), map_bytes = round_up(body, kPage);
-  if (arena_top + map_bytes + 2 * kPage > kArenaBytes) not_emulated("more than 1 TiB of allocations in one process");
+  if (arena_top + map_bytes + 2 * kPage > kArenaBytes)
+    not_emulated("more than 1 TiB of allocations in one process");
   char* map = arena + arena_top + kPage;
   arena_top += map_bytes + 2 * kPage;
   mprotect(map, map_bytes, PROT_READ | PROT_WRITE);
   poison(map, map_bytes);
-  if (protection_key >= 0) {
-#if defined(__x86_64__)
-    pkey_mprotect(map, map_bytes, PROT_READ | PROT_WRITE, protection_key);
-#endif
-  } else {
-    mprotect(map, map_bytes, PROT_NONE);
-  }
+  set_closed(map, map_bytes, protection_key);
   static int number = 0;
   char* base = map + map_bytes - body;
   blocks()[base] = {bytes, map, map_bytes, ++number, false, {}};
@@ -278,17 +293,15 @@ cudaError_t cudaFree(void* p) {
   if (cudaError_t e = unsafe_call()) return fail(e);
   auto it = blocks().find(static_cast<char*>(p));
   if (it == blocks().end() || it->second.freed) {
-    report(std::string("cudaFree of ") + (it == blocks().end() ? "an address that is no buffer" : "a freed buffer"));
+    report(std::string("cudaFree of ") +
+           (it == blocks().end() ? "an address that is no buffer" : "a freed buffer"));
     return fail(cudaErrorInvalidValue);
   }
   synchronize_all();
   Block& b = it->second;
   b.freed = true;
   bytes_in_use -= b.bytes;
-  mprotect(b.map, b.map_bytes, PROT_NONE);
-#if defined(__x86_64__)
-  if (protection_key >= 0) pkey_mprotect(b.map, b.map_bytes, PROT_NONE, 0);
-#endif
+  set_closed(b.map, b.map_bytes, 0);
   madvise(b.map, b.map_bytes, MADV_DONTNEED);
   return cudaSuccess;
 }

@@ -21,7 +21,8 @@ void wait_for(const std::function<bool()>& done, const std::shared_ptr<Comm>& co
         comm->check_peers();
         return done() || comm->error != ncclSuccess;
       },
-      nullptr, [&] {
+      nullptr,
+      [&] {
         std::string text = std::string(what) + " waits for rank";
         for (int r = 0; r < comm->size; ++r)
           if (comm->state(r).pid.load() == 0 || (comm->finalizing && comm->state(r).left.load() == 0))
@@ -30,7 +31,8 @@ void wait_for(const std::function<bool()>& done, const std::shared_ptr<Comm>& co
       });
 }
 
-ncclResult_t join(ncclComm_t* out, const std::string& name, int rank, int size, bool blocking, const char* what) {
+ncclResult_t join(ncclComm_t* out, const std::string& name, int rank, int size, bool blocking,
+                  const char* what) {
   ncclResult_t result;
   auto comm = Comm::join(name, rank, size, blocking, &result);
   *out = nullptr;
@@ -49,8 +51,9 @@ bool blocking_of(const ncclConfig_t* config, bool inherited) {
 }
 
 bool valid(const ncclConfig_t* config) {
-  return config == nullptr || (config->magic == kConfigMagic && config->size == sizeof(ncclConfig_t) &&
-                               (config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking == 0 || config->blocking == 1));
+  return config == nullptr ||
+         (config->magic == kConfigMagic && config->size == sizeof(ncclConfig_t) &&
+          (config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking == 0 || config->blocking == 1));
 }
 
 bool quiescent(const Comm& c) {
@@ -62,15 +65,19 @@ bool quiescent(const Comm& c) {
 
 void check_graphs(const Comm& c, const char* what) {
   if (c.graphs > 0)
-    report(std::string(what) + ": executable graphs with collectives of this communicator are alive; NCCL would wait "
-                               "for them for ever");
+    report(std::string(what) +
+           ": executable graphs with collectives of this communicator are alive; NCCL would wait "
+           "for them for ever");
 }
 
 double host_scalar(const void* p, ncclDataType_t type) {
   switch (type) {
-    case ncclFloat64: return *static_cast<const double*>(p);
-    case ncclFloat32: return static_cast<double>(*static_cast<const float*>(p));
-    default: not_emulated(std::string("PreMulSum of ") + name_of(type) + " with a host factor");
+    case ncclFloat64:
+      return *static_cast<const double*>(p);
+    case ncclFloat32:
+      return static_cast<double>(*static_cast<const float*>(p));
+    default:
+      not_emulated(std::string("PreMulSum of ") + name_of(type) + " with a host factor");
   }
 }
 
@@ -86,19 +93,30 @@ ncclResult_t ncclGetVersion(int* version) {
 
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
-    case ncclSuccess: return "no error";
-    case ncclUnhandledCudaError: return "unhandled cuda error";
-    case ncclSystemError: return "unhandled system error";
-    case ncclInternalError: return "internal error";
-    case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid usage";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
-    default: return "unknown result code";
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    default:
+      return "unknown result code";
   }
 }
 
-const char* ncclGetLastError(ncclComm_t comm) { return comm == nullptr ? "" : comm->comm->error_text.c_str(); }
+const char* ncclGetLastError(ncclComm_t comm) {
+  return comm == nullptr ? "" : comm->comm->error_text.c_str();
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   Lock lock;
@@ -109,7 +127,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
   Lock lock;
   if (out == nullptr || !valid(config)) return ncclInvalidArgument;
   return join(out, std::string(id.internal, strnlen(id.internal, sizeof id.internal)), rank, size,
@@ -189,7 +208,8 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
   if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   std::vector<std::pair<int, int>> members;  // key, rank
   for (int r = 0; r < comm->size; ++r)
-    if (comm->state(r).split_color[round % 2] == color) members.push_back({comm->state(r).split_key[round % 2], r});
+    if (comm->state(r).split_color[round % 2] == color)
+      members.push_back({comm->state(r).split_key[round % 2], r});
   std::sort(members.begin(), members.end());
   const auto me = std::find(members.begin(), members.end(), std::make_pair(key, comm->rank));
   return join(out, comm->name + "-s" + std::to_string(round) + "c" + std::to_string(color),
@@ -197,8 +217,8 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
               blocking_of(config, comm->blocking), "ncclCommSplit");
 }
 
-ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out, ncclConfig_t* config,
-                            int flags) {
+ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out,
+                            ncclConfig_t* config, int flags) {
   Lock lock;
   if (handle == nullptr || out == nullptr || count < 1 || !valid(config)) return ncclInvalidArgument;
   const auto comm = handle->comm;
@@ -235,14 +255,17 @@ ncclResult_t ncclMemAlloc(void** p, size_t bytes) {
   return cudaMalloc(p, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-ncclResult_t ncclMemFree(void* p) { return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclMemFree(void* p) {
+  return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 
 ncclResult_t ncclCommRegister(const ncclComm_t handle, void* p, size_t bytes, void** registration) {
   Lock lock;
   if (handle == nullptr || registration == nullptr) return ncclInvalidArgument;
   char* base = nullptr;
   const Block* block = is_device(p) ? find_block(p, &base) : nullptr;
-  if (block == nullptr || block->freed || static_cast<char*>(p) + bytes > base + block->bytes) return ncclInvalidArgument;
+  if (block == nullptr || block->freed || static_cast<char*>(p) + bytes > base + block->bytes)
+    return ncclInvalidArgument;
   auto& list = handle->comm->registered;
   list.push_back({static_cast<char*>(p), bytes});
   *registration = p;
@@ -253,7 +276,8 @@ ncclResult_t ncclCommDeregister(const ncclComm_t handle, void* registration) {
   Lock lock;
   if (handle == nullptr) return ncclInvalidArgument;
   auto& list = handle->comm->registered;
-  const auto it = std::find_if(list.begin(), list.end(), [&](const auto& r) { return r.first == registration; });
+  const auto it =
+      std::find_if(list.begin(), list.end(), [&](const auto& r) { return r.first == registration; });
   if (it == list.end()) return ncclInvalidArgument;
   list.erase(it);
   return ncclSuccess;
@@ -287,8 +311,8 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType
   return issue(handle->comm, {Collective::kAllReduce, in, out, count, type, op, 0}, stream);
 }
 
-ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t handle,
-                           cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t handle, cudaStream_t stream) {
   Lock lock;
   if (handle == nullptr) return ncclInvalidArgument;
   return issue(handle->comm, {Collective::kBroadcast, in, out, count, type, ncclSum, root}, stream);

@@ -1,5 +1,5 @@
-// Collectives as state machines that the scheduler polls, so that other streams go on meanwhile. Reductions run in
-// rank order on every rank: all get the same bits.
+// Collectives as state machines that the scheduler polls, so that other streams go on meanwhile. Reductions
+// run in rank order on every rank: all get the same bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -41,10 +41,14 @@ T narrow(Acc v) {
 template <class Acc>
 Acc combine(int op, Acc a, Acc b) {
   switch (op) {
-    case ncclProd: return a * b;
-    case ncclMax: return a != a || a > b ? a : b;
-    case ncclMin: return a != a || a < b ? a : b;
-    default: return a + b;
+    case ncclProd:
+      return a * b;
+    case ncclMax:
+      return a != a || a > b ? a : b;
+    case ncclMin:
+      return a != a || a < b ? a : b;
+    default:
+      return a + b;
   }
 }
 
@@ -73,26 +77,39 @@ void reduce_as(const Comm& c, size_t first, size_t count, int op, void* out) {
 
 void reduce(const Comm& c, ncclDataType_t type, size_t first, size_t count, int op, void* out) {
   switch (type) {
-    case ncclInt8: return reduce_as<int8_t, int64_t>(c, first, count, op, out);
-    case ncclUint8: return reduce_as<uint8_t, uint64_t>(c, first, count, op, out);
-    case ncclInt32: return reduce_as<int32_t, int64_t>(c, first, count, op, out);
-    case ncclUint32: return reduce_as<uint32_t, uint64_t>(c, first, count, op, out);
-    case ncclInt64: return reduce_as<int64_t, int64_t>(c, first, count, op, out);
-    case ncclUint64: return reduce_as<uint64_t, uint64_t>(c, first, count, op, out);
-    case ncclFloat16: return reduce_as<__half, float>(c, first, count, op, out);
-    case ncclFloat32: return reduce_as<float, float>(c, first, count, op, out);
-    case ncclFloat64: return reduce_as<double, double>(c, first, count, op, out);
-    case ncclBfloat16: return reduce_as<__nv_bfloat16, float>(c, first, count, op, out);
-    default: not_emulated(std::string("NCCL data type ") + std::to_string(type));
+    case ncclInt8:
+      return reduce_as<int8_t, int64_t>(c, first, count, op, out);
+    case ncclUint8:
+      return reduce_as<uint8_t, uint64_t>(c, first, count, op, out);
+    case ncclInt32:
+      return reduce_as<int32_t, int64_t>(c, first, count, op, out);
+    case ncclUint32:
+      return reduce_as<uint32_t, uint64_t>(c, first, count, op, out);
+    case ncclInt64:
+      return reduce_as<int64_t, int64_t>(c, first, count, op, out);
+    case ncclUint64:
+      return reduce_as<uint64_t, uint64_t>(c, first, count, op, out);
+    case ncclFloat16:
+      return reduce_as<__half, float>(c, first, count, op, out);
+    case ncclFloat32:
+      return reduce_as<float, float>(c, first, count, op, out);
+    case ncclFloat64:
+      return reduce_as<double, double>(c, first, count, op, out);
+    case ncclBfloat16:
+      return reduce_as<__nv_bfloat16, float>(c, first, count, op, out);
+    default:
+      not_emulated(std::string("NCCL data type ") + std::to_string(type));
   }
 }
 
 class Machine {
  public:
-  Machine(std::shared_ptr<Comm> comm, CollectiveCall call, std::vector<Access> touched, int stream, bool captured)
+  Machine(std::shared_ptr<Comm> comm, CollectiveCall call, std::vector<Access> touched, int stream,
+          bool captured)
       : comm_(std::move(comm)), call_(call), touched_(std::move(touched)), name_(name_of(call.kind)) {
     number_ = ++comm_->issued;
-    described_ = {number_, call.count, call.kind, call.type, call.op, call.root, captured ? 1 : 0, stream, 1.0};
+    described_ = {number_,   call.count,       call.kind, call.type, call.op,
+                  call.root, captured ? 1 : 0, stream,    1.0};
     if (call.op >= ncclNumOps) described_.scalar = factor().value;
     const size_t parts = call.kind == Collective::kReduceScatter ? static_cast<size_t>(comm_->size) : 1;
     chunk_elements_ = std::max<size_t>(1, kSlotBytes / bytes_of(call.type) / parts);
@@ -176,10 +193,11 @@ class Machine {
 
   void read_factor() {
     const Comm::Factor& f = factor();
-    described_.scalar = f.type == ncclFloat64    ? *static_cast<const double*>(f.device)
-                        : f.type == ncclBfloat16 ? __bfloat162float(*static_cast<const __nv_bfloat16*>(f.device))
-                        : f.type == ncclFloat16  ? __half2float(*static_cast<const __half*>(f.device))
-                                                 : *static_cast<const float*>(f.device);
+    described_.scalar = f.type == ncclFloat64 ? *static_cast<const double*>(f.device)
+                        : f.type == ncclBfloat16
+                            ? __bfloat162float(*static_cast<const __nv_bfloat16*>(f.device))
+                        : f.type == ncclFloat16 ? __half2float(*static_cast<const __half*>(f.device))
+                                                : *static_cast<const float*>(f.device);
   }
 
   bool all_posted() const {
@@ -194,9 +212,10 @@ class Machine {
     for (int r = 0; r < c.size; ++r) {
       const Descriptor& other = c.state(r).descriptors[c.sequence % 2];
       if (mine.agrees(other)) continue;
-      const std::string text = "collective mismatch: rank " + std::to_string(c.rank) + " is at its collective " +
-                               std::to_string(mine.number) + ", " + mine.text() + "; rank " + std::to_string(r) +
-                               " is at its collective " + std::to_string(other.number) + ", " + other.text();
+      const std::string text = "collective mismatch: rank " + std::to_string(c.rank) +
+                               " is at its collective " + std::to_string(mine.number) + ", " + mine.text() +
+                               "; rank " + std::to_string(r) + " is at its collective " +
+                               std::to_string(other.number) + ", " + other.text();
       report(text);
       c.set_error(ncclInvalidUsage, text);
       c.break_all();
@@ -212,14 +231,19 @@ class Machine {
     {
       const DeviceOpen open(touched_, name_);
       switch (call_.kind) {
-        case Collective::kAllReduce: reduce(c, call_.type, 0, n, call_.op, out + done_ * size); break;
+        case Collective::kAllReduce:
+          reduce(c, call_.type, 0, n, call_.op, out + done_ * size);
+          break;
         case Collective::kReduceScatter:
           reduce(c, call_.type, static_cast<size_t>(c.rank) * n, n, call_.op, out + done_ * size);
           break;
-        case Collective::kBroadcast: std::memcpy(out + done_ * size, c.slot(call_.root, c.sequence), n * size); break;
+        case Collective::kBroadcast:
+          std::memcpy(out + done_ * size, c.slot(call_.root, c.sequence), n * size);
+          break;
         case Collective::kAllGather:
           for (size_t r = 0; r < static_cast<size_t>(c.size); ++r)
-            std::memcpy(out + (r * call_.count + done_) * size, c.slot(static_cast<int>(r), c.sequence), n * size);
+            std::memcpy(out + (r * call_.count + done_) * size, c.slot(static_cast<int>(r), c.sequence),
+                        n * size);
       }
     }
     done_ += n;
@@ -243,11 +267,13 @@ std::vector<Access> ranges(const Comm& c, const CollectiveCall& call) {
   const size_t in = call.kind == Collective::kReduceScatter ? all : bytes;
   const size_t out = call.kind == Collective::kAllGather ? all : bytes;
   std::vector<Access> touched;
-  if (call.kind != Collective::kBroadcast || call.root == c.rank) touched.push_back({call.in, in, true, false});
+  if (call.kind != Collective::kBroadcast || call.root == c.rank)
+    touched.push_back({call.in, in, true, false});
   touched.push_back({call.out, out, false, true});
   if (call.op >= ncclNumOps) {
     const auto& f = c.factors[static_cast<size_t>(call.op - ncclNumOps)];
-    if (f.device != nullptr && is_device(f.device)) touched.push_back({f.device, bytes_of(f.type), true, false});
+    if (f.device != nullptr && is_device(f.device))
+      touched.push_back({f.device, bytes_of(f.type), true, false});
   }
   return touched;
 }
@@ -258,12 +284,15 @@ bool placed_well(const Comm& c, const CollectiveCall& call) {
   const auto *in = static_cast<const char*>(call.in), *out = static_cast<const char*>(call.out);
   const size_t mine = static_cast<size_t>(c.rank) * bytes;
   switch (call.kind) {
-    case Collective::kAllGather: return in == out + mine || in + bytes <= out || out + all <= in;
-    case Collective::kReduceScatter: return out == in + mine || in + all <= out || out + bytes <= in;
+    case Collective::kAllGather:
+      return in == out + mine || in + bytes <= out || out + all <= in;
+    case Collective::kReduceScatter:
+      return out == in + mine || in + all <= out || out + bytes <= in;
     case Collective::kBroadcast:
       if (call.root != c.rank) return true;
       [[fallthrough]];
-    default: return in == out || in + bytes <= out || out + bytes <= in;
+    default:
+      return in == out || in + bytes <= out || out + bytes <= in;
   }
 }
 
@@ -310,22 +339,28 @@ Op make_op(const std::shared_ptr<Comm>& comm, const CollectiveCall& call, bool c
 size_t bytes_of(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
-    case ncclUint8: return 1;
+    case ncclUint8:
+      return 1;
     case ncclFloat16:
-    case ncclBfloat16: return 2;
+    case ncclBfloat16:
+      return 2;
     case ncclInt32:
     case ncclUint32:
-    case ncclFloat32: return 4;
+    case ncclFloat32:
+      return 4;
     case ncclInt64:
     case ncclUint64:
-    case ncclFloat64: return 8;
-    default: not_emulated("NCCL data type " + std::to_string(type));
+    case ncclFloat64:
+      return 8;
+    default:
+      not_emulated("NCCL data type " + std::to_string(type));
   }
 }
 
 ncclResult_t issue(const std::shared_ptr<Comm>& comm, const CollectiveCall& call, cudaStream_t stream) {
   if (!comm->complete() || comm->finalizing || comm->pretended_polls > 0) {
-    report(std::string(name_of(call.kind)) + ": the communicator is not ready (a call on it is still in progress)");
+    report(std::string(name_of(call.kind)) +
+           ": the communicator is not ready (a call on it is still in progress)");
     return ncclInvalidUsage;
   }
   if (comm->aborted) return ncclInvalidUsage;

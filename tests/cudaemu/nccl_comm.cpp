@@ -12,7 +12,8 @@ namespace cudaemu {
 namespace {
 
 constexpr size_t kHeader = (sizeof(Segment) + 4095) / 4096 * 4096;
-constexpr size_t kSegmentBytes = kHeader + 2 * kMaxRanks * kSlotBytes;  // sparse: only what is used takes memory
+constexpr size_t kSegmentBytes =
+    kHeader + 2 * kMaxRanks * kSlotBytes;  // sparse: only what is used takes memory
 
 std::vector<Comm*>& live() {
   static auto* list = new std::vector<Comm*>;
@@ -70,22 +71,26 @@ bool holds_byte(int file, int rank) {
 
 const char* name_of(Collective kind) {
   switch (kind) {
-    case Collective::kAllReduce: return "ncclAllReduce";
-    case Collective::kBroadcast: return "ncclBroadcast";
-    case Collective::kAllGather: return "ncclAllGather";
-    default: return "ncclReduceScatter";
+    case Collective::kAllReduce:
+      return "ncclAllReduce";
+    case Collective::kBroadcast:
+      return "ncclBroadcast";
+    case Collective::kAllGather:
+      return "ncclAllGather";
+    default:
+      return "ncclReduceScatter";
   }
 }
 
 const char* name_of(ncclDataType_t type) {
-  static const char* const names[] = {"int8",    "uint8",   "int32",   "uint32",  "int64",
-                                      "uint64",  "float16", "float32", "float64", "bfloat16"};
+  static const char* const names[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
+                                      "uint64", "float16", "float32", "float64", "bfloat16"};
   return type >= 0 && type < 10 ? names[type] : "unknown type";
 }
 
 bool Descriptor::agrees(const Descriptor& o) const {
-  return number == o.number && count == o.count && kind == o.kind && type == o.type && op == o.op && root == o.root &&
-         captured == o.captured;
+  return number == o.number && count == o.count && kind == o.kind && type == o.type && op == o.op &&
+         root == o.root && captured == o.captured;
 }
 
 std::string Descriptor::text() const {
@@ -109,7 +114,8 @@ std::string create_segment() {
   return name;
 }
 
-std::shared_ptr<Comm> Comm::join(const std::string& name, int rank, int size, bool blocking, ncclResult_t* result) {
+std::shared_ptr<Comm> Comm::join(const std::string& name, int rank, int size, bool blocking,
+                                 ncclResult_t* result) {
   *result = ncclInvalidArgument;
   if (size < 1 || rank < 0 || rank >= size) return nullptr;
   if (size > kMaxRanks) not_emulated("more than 16 ranks");
@@ -166,7 +172,9 @@ void Comm::check_peers() {
   const double now_s = now_seconds();
   if (error != ncclSuccess || now_s - last_check_ < 0.005) return;
   last_check_ = now_s;
-  const auto who = [this](int r) { return "rank " + std::to_string(r) + " (pid " + std::to_string(state(r).pid.load()) + ")"; };
+  const auto who = [this](int r) {
+    return "rank " + std::to_string(r) + " (pid " + std::to_string(state(r).pid.load()) + ")";
+  };
   for (int r = 0; r < size; ++r)
     if (r != rank && state(r).pid.load() != 0 && !holds_byte(file_, r) && state(r).left.load() == 0)
       return set_error(ncclRemoteError, who(r) + " has died");

@@ -30,10 +30,11 @@ struct Descriptor {
   std::string text() const;
 };
 
-/// A rank's part of the segment. Payload travels in chunks with one sequence of numbers; two chunks may be under way.
+/// A rank's part of the segment. Payload travels in chunks with one sequence of numbers; two chunks may be
+/// under way.
 struct RankState {
-  std::atomic<int32_t> pid;        ///< 0: has not joined
-  std::atomic<int32_t> left;       ///< 1: finalized or destroyed, 2: aborted
+  std::atomic<int32_t> pid;   ///< 0: has not joined
+  std::atomic<int32_t> left;  ///< 1: finalized or destroyed, 2: aborted
   std::atomic<uint64_t> heartbeat;
   std::atomic<uint64_t> posted, consumed;
   Descriptor descriptors[2];
@@ -50,7 +51,8 @@ struct Segment {
 class Comm {
  public:
   /// Joins the segment `name`; null with *result set if that is an error.
-  static std::shared_ptr<Comm> join(const std::string& name, int rank, int size, bool blocking, ncclResult_t* result);
+  static std::shared_ptr<Comm> join(const std::string& name, int rank, int size, bool blocking,
+                                    ncclResult_t* result);
   ~Comm();
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -76,8 +78,8 @@ class Comm {
   uint64_t sequence = 1;              ///< of the next chunk
   bool chunk_posted = false;
   uint64_t splits = 0;
-  int graphs = 0;            ///< executable graphs that hold collectives of this communicator
-  int pretended_polls = 0;   ///< a non-blocking call that GetAsyncError still calls in progress
+  int graphs = 0;           ///< executable graphs that hold collectives of this communicator
+  int pretended_polls = 0;  ///< a non-blocking call that GetAsyncError still calls in progress
   struct Factor {
     bool alive;
     ncclDataType_t type;

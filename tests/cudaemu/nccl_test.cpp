@@ -1,4 +1,5 @@
-// NCCL between processes: bitwise equal results in any schedule, captured or not; the faults that need several ranks.
+// NCCL between processes: bitwise equal results in any schedule, captured or not; the faults that need
+// several ranks.
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -36,9 +37,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What a rank contributes at place i of round `round`; sums of these in another order differ in the last bits.
+// What a rank contributes at place i of round `round`; sums of these in another order differ in the last
+// bits.
 float value(int rank, int64_t i, int round) {
-  return std::sin(static_cast<float>(i * 7 + rank * 131 + round * 17)) * std::pow(10.0f, static_cast<float>(rank % 4));
+  return std::sin(static_cast<float>(i * 7 + rank * 131 + round * 17)) *
+         std::pow(10.0f, static_cast<float>(rank % 4));
 }
 
 constexpr int64_t kCount = 301;
@@ -147,7 +150,8 @@ void run_seeds(int rank, int size, const ncclUniqueId& id, bool captured, unsign
     ok(cudaGraphDestroy(graph));
   }
   for (unsigned seed = 1; seed <= seeds; ++seed) {
-    cudaemu::set_schedule(static_cast<cudaemu::Schedule>((seed + static_cast<unsigned>(rank)) % 3), seed * 16 + static_cast<unsigned>(rank));
+    cudaemu::set_schedule(static_cast<cudaemu::Schedule>((seed + static_cast<unsigned>(rank)) % 3),
+                          seed * 16 + static_cast<unsigned>(rank));
     const int round = static_cast<int>(seed % 5);
     me.upload(round);
     if (captured)
@@ -171,7 +175,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Nccl, ::testing::Combine(::testing::Values(1, 2,
 TEST_P(Nccl, HundredSeedsAreBitwiseEqual) {
   const auto [size, captured] = GetParam();
   const ncclUniqueId id = make_id();
-  expect_all_well(run_processes(size, [&, n = size, c = captured](int rank) { run_seeds(rank, n, id, c, 100); }, 100));
+  expect_all_well(run_processes(
+      size, [&, n = size, c = captured](int rank) { run_seeds(rank, n, id, c, 100); }, 100));
 }
 
 // bf16 sums in float and rounds once; average; integers; in place; more than one chunk.
@@ -220,7 +225,8 @@ TEST(NcclTypes, DeviceFactorAndEmptyCollective) {
     ok(ncclAllReduce(me.sum, me.sum, kCount, ncclFloat32, me.factor, me.comm, me.compute));
     require(me.read(me.sum, kCount)[kCount - 1] == 3.0f, "factor");
     ok(ncclRedOpDestroy(me.factor, me.comm));
-    require(ncclAllReduce(me.sum, me.sum, kCount, ncclFloat32, me.factor, me.comm, me.compute) == ncclInvalidArgument,
+    require(ncclAllReduce(me.sum, me.sum, kCount, ncclFloat32, me.factor, me.comm, me.compute) ==
+                ncclInvalidArgument,
             "destroyed operation");
   }));
 }
@@ -257,8 +263,7 @@ TEST(NcclLife, NonBlockingInitFinalizeRegisterSplitShrink) {
       auto* x = static_cast<float*>(p);
       ok(ncclCommRegister(comm, p, 400, &registration));
       fill(x, 1, 100, stream);
-      for (int i = 0; i < 4; ++i)
-        settle(comm, ncclAllReduce(x, x, 100, ncclFloat32, ncclSum, comm, stream));
+      for (int i = 0; i < 4; ++i) settle(comm, ncclAllReduce(x, x, 100, ncclFloat32, ncclSum, comm, stream));
       settle(comm, ncclCommSplit(comm, rank == 1 ? NCCL_SPLIT_NOCOLOR : 5, -rank, &half, nullptr));
       if (rank != 1) {
         settle(half, ncclInProgress);
@@ -326,7 +331,8 @@ void for_all_runs(const std::function<void(int, unsigned)>& body) {
     for (unsigned seed = 1; seed <= 5; ++seed) body(schedule, seed);
 }
 
-void expect_mismatch(const std::function<void(Rank&)>& body, const std::string& first, const std::string& second) {
+void expect_mismatch(const std::function<void(Rank&)>& body, const std::string& first,
+                     const std::string& second) {
   for_all_runs([&](int schedule, unsigned seed) {
     const ncclUniqueId id = make_id();
     const auto outcomes = run_processes(2, [&](int rank) {
@@ -344,8 +350,9 @@ void expect_mismatch(const std::function<void(Rank&)>& body, const std::string& 
     });
     for (size_t r = 0; r < 2; ++r) {
       EXPECT_EQ(outcomes[r].exit_code, cudaemu::kFaultReports) << outcomes[r].errors;
-      EXPECT_THAT(outcomes[r].errors, AllOf(HasSubstr("report: collective mismatch: rank " + std::to_string(r)),
-                                            HasSubstr(first), HasSubstr(second)));
+      EXPECT_THAT(outcomes[r].errors,
+                  AllOf(HasSubstr("report: collective mismatch: rank " + std::to_string(r)), HasSubstr(first),
+                        HasSubstr(second)));
     }
   });
 }
@@ -364,7 +371,8 @@ TEST(NcclFaults, OrderMismatch) {
       [](Rank& me) {
         const size_t counts[2] = {100, 200};
         for (int i = 0; i < 2; ++i)  // the second may already be refused
-          (void)ncclAllReduce(me.in, me.sum, counts[i ^ me.rank], ncclFloat32, ncclSum, me.comm, me.comm_stream);
+          (void)ncclAllReduce(me.in, me.sum, counts[i ^ me.rank], ncclFloat32, ncclSum, me.comm,
+                              me.comm_stream);
       },
       "collective 1, ncclAllReduce(100 float32, sum)", "collective 1, ncclAllReduce(200 float32, sum)");
 }
@@ -443,9 +451,10 @@ TEST(NcclFaults, DeadlockNamesRankStreamAndOperation) {
       ok(cudaStreamSynchronize(me.comm_stream));
     });
     EXPECT_EQ(outcomes[0].exit_code, cudaemu::kFaultDeadlock) << outcomes[0].errors;
-    EXPECT_THAT(outcomes[0].errors,
-                AllOf(HasSubstr("rank 0 of 2: fault: deadlock"), HasSubstr("stream 2 is stuck at ncclAllReduce"),
-                      HasSubstr("collective 1, ncclAllReduce(301 float32, sum) on stream 2; waits for rank 1")));
+    EXPECT_THAT(
+        outcomes[0].errors,
+        AllOf(HasSubstr("rank 0 of 2: fault: deadlock"), HasSubstr("stream 2 is stuck at ncclAllReduce"),
+              HasSubstr("collective 1, ncclAllReduce(301 float32, sum) on stream 2; waits for rank 1")));
   });
 }
 
@@ -461,7 +470,8 @@ TEST(NcclFaults, MissingWaitBeforeAllReduce) {
     });
     for (const Outcome& out : outcomes) {
       EXPECT_EQ(out.exit_code, cudaemu::kFaultReports) << out.errors;
-      EXPECT_THAT(out.errors, HasSubstr("race: ncclAllReduce reads what kernel fill writes on another stream"));
+      EXPECT_THAT(out.errors,
+                  HasSubstr("race: ncclAllReduce reads what kernel fill writes on another stream"));
     }
   });
 }
@@ -490,11 +500,16 @@ TEST(NcclFaults, HostBufferAndOverlap) {
     Rank me(0, 1, id);
     me.upload(0);
     std::vector<float> host(4);
-    require(ncclAllReduce(host.data(), me.sum, 4, ncclFloat32, ncclSum, me.comm, me.compute) == ncclInvalidArgument, "host");
-    require(ncclAllReduce(me.in, me.in + 1, 4, ncclFloat32, ncclSum, me.comm, me.compute) == ncclInvalidArgument, "overlap");
+    require(ncclAllReduce(host.data(), me.sum, 4, ncclFloat32, ncclSum, me.comm, me.compute) ==
+                ncclInvalidArgument,
+            "host");
+    require(
+        ncclAllReduce(me.in, me.in + 1, 4, ncclFloat32, ncclSum, me.comm, me.compute) == ncclInvalidArgument,
+        "overlap");
   });
   EXPECT_EQ(out.exit_code, cudaemu::kFaultReports);
-  EXPECT_THAT(out.errors, AllOf(HasSubstr("host pointer as a buffer"), HasSubstr("overlap, and not in place")));
+  EXPECT_THAT(out.errors,
+              AllOf(HasSubstr("host pointer as a buffer"), HasSubstr("overlap, and not in place")));
 }
 
 TEST(NcclFaults, CallOnABusyCommunicator) {
@@ -519,7 +534,7 @@ TEST(NcclFaults, CallOnABusyCommunicator) {
 TEST(NcclFaults, RanksDisagreeAboutTheirNumber) {
   const ncclUniqueId id = make_id();
   const auto outcomes = run_processes(2, [&](int rank) {
-    set_run(2, 1, 0.3);
+    set_run(2, 1, 1.5);
     usleep(static_cast<useconds_t>(rank * 50000));
     ncclComm_t comm = nullptr;
     ok(ncclCommInitRank(&comm, 2 + rank, id, rank));

@@ -1,14 +1,14 @@
-// Functions outside of the emulated subset that CUDA code is likely to reach for: they say so. Defined without their
-// headers: only the names matter, nobody returns.
+// Functions outside of the emulated subset that CUDA code is likely to reach for: they say so. Defined
+// without their headers: only the names matter, nobody returns.
 #include <cstdio>
 #include <cstdlib>
 
-#define NOT_EMULATED(name)                                    \
-  extern "C" void name();                                     \
-  void name() {                                               \
-    std::fflush(nullptr);                                     \
+#define NOT_EMULATED(name)                                      \
+  extern "C" void name();                                       \
+  void name() {                                                 \
+    std::fflush(nullptr);                                       \
     std::fprintf(stderr, "cudaemu: not emulated: " #name "\n"); \
-    std::abort();                                             \
+    std::abort();                                               \
   }
 
 NOT_EMULATED(cudaStreamCreate)

@@ -1,4 +1,5 @@
-// Runs pieces of a test in child processes, with a watchdog: a fault of the emulator ends the process that it is in.
+// Runs pieces of a test in child processes, with a watchdog: a fault of the emulator ends the process that it
+// is in.
 #pragma once
 #include <functional>
 #include <string>
@@ -15,8 +16,8 @@ struct Outcome {
   std::string errors;  ///< what it wrote to standard error
 };
 
-/// Runs body(rank) in `count` child processes at once and waits for all, at most `seconds`. A child exits with 0, with
-/// cudaemu::kFaultReports if it leaves findings behind, or with 1 if the body throws.
+/// Runs body(rank) in `count` child processes at once and waits for all, at most `seconds`. A child exits
+/// with 0, with cudaemu::kFaultReports if it leaves findings behind, or with 1 if the body throws.
 std::vector<Outcome> run_processes(int count, const std::function<void(int)>& body, double seconds = 60);
 
 /// One child.

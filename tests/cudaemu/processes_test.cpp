@@ -54,7 +54,8 @@ Outcome finish(const Child& child, std::chrono::steady_clock::time_point deadlin
   Outcome out;
   char buffer[4096];
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd wait = {child.errors, POLLIN, 0};
     if (left.count() <= 0 || poll(&wait, 1, static_cast<int>(left.count())) == 0) {
       out.timed_out = true;
@@ -76,7 +77,8 @@ Outcome finish(const Child& child, std::chrono::steady_clock::time_point deadlin
 }  // namespace
 
 std::vector<Outcome> run_processes(int count, const std::function<void(int)>& body, double seconds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<int>(seconds * 1000));
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<int>(seconds * 1000));
   std::vector<Child> children;
   for (int rank = 0; rank < count; ++rank) children.push_back(start(rank, body));
   std::vector<Outcome> out;
@@ -85,7 +87,9 @@ std::vector<Outcome> run_processes(int count, const std::function<void(int)>& bo
 }
 
 Outcome run_process(const std::function<void()>& body, double seconds) {
-  return run_processes(1, [&](int) { body(); }, seconds).front();
+  return run_processes(
+             1, [&](int) { body(); }, seconds)
+      .front();
 }
 
 void require(bool condition, const std::string& what) {

@@ -25,29 +25,34 @@ const std::map<cudaError_t, std::pair<const char*, const char*>>& error_texts() 
       {cudaErrorInvalidValue, {"cudaErrorInvalidValue", "invalid argument"}},
       {cudaErrorMemoryAllocation, {"cudaErrorMemoryAllocation", "out of memory"}},
       {cudaErrorInvalidConfiguration, {"cudaErrorInvalidConfiguration", "invalid configuration argument"}},
-      {cudaErrorInvalidMemcpyDirection, {"cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"}},
+      {cudaErrorInvalidMemcpyDirection,
+       {"cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"}},
       {cudaErrorInvalidDevice, {"cudaErrorInvalidDevice", "invalid device ordinal"}},
       {cudaErrorNoDevice, {"cudaErrorNoDevice", "no CUDA-capable device is detected"}},
       {cudaErrorInvalidResourceHandle, {"cudaErrorInvalidResourceHandle", "invalid resource handle"}},
-      {cudaErrorIllegalState, {"cudaErrorIllegalState", "the operation cannot be performed in the present state"}},
+      {cudaErrorIllegalState,
+       {"cudaErrorIllegalState", "the operation cannot be performed in the present state"}},
       {cudaErrorNotReady, {"cudaErrorNotReady", "device not ready"}},
       {cudaErrorNotPermitted, {"cudaErrorNotPermitted", "operation not permitted"}},
       {cudaErrorHostMemoryAlreadyRegistered,
        {"cudaErrorHostMemoryAlreadyRegistered", "the memory is already mapped by the device"}},
-      {cudaErrorHostMemoryNotRegistered, {"cudaErrorHostMemoryNotRegistered", "the memory is not registered"}},
+      {cudaErrorHostMemoryNotRegistered,
+       {"cudaErrorHostMemoryNotRegistered", "the memory is not registered"}},
       {cudaErrorStreamCaptureUnsupported,
        {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},
       {cudaErrorStreamCaptureInvalidated,
        {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"}},
       {cudaErrorStreamCaptureMerge, {"cudaErrorStreamCaptureMerge", "operation would merge two captures"}},
-      {cudaErrorStreamCaptureUnmatched, {"cudaErrorStreamCaptureUnmatched", "capture was not begun on this stream"}},
+      {cudaErrorStreamCaptureUnmatched,
+       {"cudaErrorStreamCaptureUnmatched", "capture was not begun on this stream"}},
       {cudaErrorStreamCaptureUnjoined,
        {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"}},
       {cudaErrorStreamCaptureIsolation,
        {"cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"}},
       {cudaErrorStreamCaptureWrongThread,
        {"cudaErrorStreamCaptureWrongThread", "attempt to end a capture from another thread"}},
-      {cudaErrorCapturedEvent, {"cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capture"}},
+      {cudaErrorCapturedEvent,
+       {"cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capture"}},
   };
   return *m;
 }
@@ -73,7 +78,9 @@ struct Copy {
   cudaMemcpyKind kind;
 };
 
-size_t extent(size_t pitch, size_t width, size_t height) { return height == 0 ? 0 : (height - 1) * pitch + width; }
+size_t extent(size_t pitch, size_t width, size_t height) {
+  return height == 0 ? 0 : (height - 1) * pitch + width;
+}
 
 void run_copy(const Copy& c, const std::string& name) {
   for (size_t row = 0; row < c.height; ++row) {
@@ -117,7 +124,9 @@ cudaError_t copy(const Copy& c, cudaStream_t stream) {
   if (c.width > c.to_pitch || c.width > c.from_pitch) return fail(cudaErrorInvalidValue);
   if (cudaError_t e = check_stream(stream, "copy")) return e;
   Op op = copy_op(c);
-  const void* host = c.kind == cudaMemcpyHostToDevice ? c.from : c.kind == cudaMemcpyDeviceToHost ? c.to : nullptr;
+  const void* host = c.kind == cudaMemcpyHostToDevice   ? c.from
+                     : c.kind == cudaMemcpyDeviceToHost ? c.to
+                                                        : nullptr;
   if (host == nullptr || is_pinned(host)) {
     if (host != nullptr) op.pins.push_back({host, c.kind == cudaMemcpyDeviceToHost});
     return enqueue(stream, std::move(op));
@@ -149,7 +158,8 @@ cudaError_t copy_any(void* to, const void* from, size_t bytes, cudaMemcpyKind ki
                      cudaMemcpyKind* actual) {
   if (bytes == 0) return cudaSuccess;
   if (cudaError_t e = direction(to, from, kind, actual)) return fail(e);
-  return copy({static_cast<char*>(to), static_cast<const char*>(from), bytes, bytes, bytes, 1, *actual}, stream);
+  return copy({static_cast<char*>(to), static_cast<const char*>(from), bytes, bytes, bytes, 1, *actual},
+              stream);
 }
 
 }  // namespace
@@ -159,14 +169,41 @@ cudaError_t fail(cudaError_t error) {
   return error;
 }
 
-bool launch_allowed(const void* function, dim3 grid, dim3 block, size_t shared_bytes) {
+static bool launch_allowed(const void* function, dim3 grid, dim3 block, size_t shared_bytes) {
   const auto allowed = allowed_shared().find(function);
   const size_t limit = allowed == allowed_shared().end() ? kDefaultShared : allowed->second;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  const bool good = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.y >= 1 && grid.z >= 1 &&
-                    grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 && shared_bytes <= limit;
+  const bool good = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.y >= 1 &&
+                    grid.z >= 1 && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535 &&
+                    shared_bytes <= limit;
   if (!good) fail(shared_bytes > limit ? cudaErrorInvalidValue : cudaErrorInvalidConfiguration);
   return good;
+}
+
+void launch_kernel(const char* name, const void* function, dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, std::vector<Access> touched, const std::vector<const void*>& pointers,
+                   std::function<void()> body) {
+  Lock lock;
+  if (!launch_allowed(function, grid, block, shared_bytes)) return;
+  for (const void* p : pointers) {
+    if (p == nullptr) continue;
+    const bool declared = std::any_of(touched.begin(), touched.end(), [p](const Access& a) {
+      const auto *from = static_cast<const char*>(a.data), *c = static_cast<const char*>(p);
+      return c >= from && c <= from + a.bytes;
+    });
+    if (!is_device(p) && !is_mapped(p))
+      report(std::string("kernel ") + name + ": host pointer as an argument");
+    else if (!declared)
+      report(std::string("kernel ") + name + ": no declared range holds the argument that points to " +
+             describe_address(p));
+  }
+  Op op;
+  op.name = std::string("kernel ") + name;
+  op.touched = std::move(touched);
+  op.run = [text = op.name, grid, block, shared_bytes, body = std::move(body)] {
+    run_grid(text, grid, block, shared_bytes, body);
+  };
+  enqueue(stream, std::move(op));
 }
 
 }  // namespace cudaemu
@@ -225,15 +262,32 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   cudaDeviceProp p;
   if (cudaError_t e = cudaGetDeviceProperties(&p, device)) return e;
   switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    default: not_emulated("device attribute " + std::to_string(attribute));
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = static_cast<int>(p.sharedMemPerBlock);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(p.sharedMemPerBlockOptin);
+      break;
+    case cudaDevAttrWarpSize:
+      *value = p.warpSize;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    default:
+      not_emulated("device attribute " + std::to_string(attribute));
   }
   return cudaSuccess;
 }
@@ -272,14 +326,15 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   Lock lock;
   cudaMemcpyKind actual = kind;
   return copy_any(to, from, bytes, kind, stream, &actual);
 }
 
-// On the default stream, which no other stream waits for here. To the device from pageable memory, and within the
-// device, it may return before the copy is done, as documented.
+// On the default stream, which no other stream waits for here. To the device from pageable memory, and within
+// the device, it may return before the copy is done, as documented.
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   Lock lock;
   cudaMemcpyKind actual = kind;
@@ -296,8 +351,9 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   if (width == 0 || height == 0) return cudaSuccess;
   cudaMemcpyKind actual;
   if (cudaError_t e = direction(to, from, kind, &actual)) return fail(e);
-  return copy({static_cast<char*>(to), static_cast<const char*>(from), to_pitch, from_pitch, width, height, actual},
-              stream);
+  return copy(
+      {static_cast<char*>(to), static_cast<const char*>(from), to_pitch, from_pitch, width, height, actual},
+      stream);
 }
 
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {

@@ -1,5 +1,4 @@
-// Streams, events and the scheduler; the happens-before checker. Operations are checked when they are queued, by
-// vector clocks, so what the checker finds does not depend on the schedule.
+// Streams, events and the scheduler.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,17 +14,8 @@ bool in_host_function = false;
 
 namespace {
 
-struct Touch {
-  const char *from, *to;
-  bool write;
-  int stream;
-  uint64_t time;
-  std::string name;
-};
-
 struct State {
   std::vector<CUstream_st*> streams;
-  std::vector<Touch> touches;
   std::vector<std::pair<PinUse, std::pair<int, uint64_t>>> pins_in_flight;
   Clock host;
   int next_id = 1;
@@ -39,59 +29,6 @@ State& state() {
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-bool covers(const Clock& clock, int stream, uint64_t time) {
-  const auto it = clock.find(stream);
-  return it != clock.end() && it->second >= time;
-}
-
-const char* verb(bool write) { return write ? " writes " : " reads "; }
-
-void check_memory(const Op& op, const Access& a) {
-  char* base = nullptr;
-  Block* block = find_block(a.data, &base);
-  if (block == nullptr) {
-    report(op.name + ": out of bounds, the address is in no buffer");
-    return;
-  }
-  const size_t from = static_cast<size_t>(static_cast<const char*>(a.data) - base), to = from + a.bytes;
-  if (block->freed)
-    report(op.name + ": use after free of " + describe_address(a.data));
-  else if (to > block->bytes)
-    report(op.name + ": out of bounds, touches " + std::to_string(a.bytes) + " bytes from " +
-           describe_address(a.data));
-  else if (a.read && !block->written.covers(from, to))
-    report(op.name + ": uninitialised read of " + std::to_string(a.bytes) + " bytes from " +
-           describe_address(a.data));
-  if (a.write || a.read) block->written.add(from, std::min(to, block->bytes));  // a bad read is reported once
-}
-
-void check_races(CUstream_st* s, const Op& op, const Access& a) {
-  const auto* from = static_cast<const char*>(a.data);
-  const char* to = from + a.bytes;
-  auto& touches = state().touches;
-  for (const Touch& t : touches) {
-    if (!(t.write || a.write) || t.stream == s->id || t.from >= to || from >= t.to) continue;
-    if (!covers(s->clock, t.stream, t.time))
-      report("race: " + op.name + verb(a.write) + "what " + t.name + verb(t.write) +
-             "on another stream, not ordered; " + describe_address(std::max(from, t.from)));
-  }
-  touches.erase(std::remove_if(touches.begin(), touches.end(),
-                               [&](const Touch& t) {
-                                 const bool inside = t.from >= from && t.to <= to;
-                                 return inside && (a.write || (!t.write && t.stream == s->id));
-                               }),
-                touches.end());
-  touches.push_back({from, to, a.write, s->id, s->clock[s->id], op.name});
-}
-
-void check(CUstream_st* s, const Op& op) {
-  for (const Access& a : op.touched) {
-    if (a.bytes == 0) continue;
-    if (is_device(a.data)) check_memory(op, a);
-    if (is_device(a.data) || is_mapped(a.data)) check_races(s, op, a);
-  }
 }
 
 void lock_pins(CUstream_st* s, const Op& op) {
@@ -159,8 +96,9 @@ bool step_towards(CUstream_st* s, int depth = 0) {
   if (front.kind != Op::kWait) return false;
   const auto event = front.event;
   for (CUstream_st* other : state().streams) {
-    const bool records = std::any_of(other->queue.begin(), other->queue.end(),
-                                     [&](const Op& op) { return op.kind == Op::kRecord && op.event == event; });
+    const bool records = std::any_of(other->queue.begin(), other->queue.end(), [&](const Op& op) {
+      return op.kind == Op::kRecord && op.event == event;
+    });
     if (other != s && records && step_towards(other, depth + 1)) return true;
   }
   return false;
@@ -203,10 +141,7 @@ void join(Clock& into, const Clock& other) {
 void host_knows(const Clock& clock) {
   State& s = state();
   join(s.host, clock);
-  auto& touches = s.touches;
-  touches.erase(std::remove_if(touches.begin(), touches.end(),
-                               [&](const Touch& t) { return covers(s.host, t.stream, t.time); }),
-                touches.end());
+  forget_touches(s.host);
   auto& pins = s.pins_in_flight;
   for (size_t i = 0; i < pins.size();) {
     if (!covers(s.host, pins[i].second.first, pins[i].second.second)) {
@@ -273,7 +208,7 @@ void enqueue_now(CUstream_st* s, Op op) {
   join(s->clock, state().host);
   ++s->clock[s->id];
   if (op.kind == Op::kWait) join(s->clock, op.event->clock);
-  check(s, op);
+  check_op(s, op);
   if (op.kind == Op::kRecord) op.event->clock = s->clock;
   if (op.start) op.machine = op.start(s);
   lock_pins(s, op);
@@ -418,7 +353,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (cudaError_t e = check_stream(stream, "cudaStreamWaitEvent")) return e;
   if (flags != 0) not_emulated("external event waits");
   if (stream->capture != nullptr || capture_alive(*event->state)) return capture_wait(stream, *event->state);
-  if (event->state->recorded == 0) return cudaSuccess;  // documented: waiting for an unrecorded event does nothing
+  if (event->state->recorded == 0)
+    return cudaSuccess;  // documented: waiting for an unrecorded event does nothing
   Op op;
   op.name = "event wait";
   op.kind = Op::kWait;
@@ -476,33 +412,3 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 
 }  // extern "C"
-
-namespace cudaemu {
-
-void launch_kernel(const char* name, const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                   cudaStream_t stream, std::vector<Access> touched, const std::vector<const void*>& pointers,
-                   std::function<void()> body) {
-  Lock lock;
-  if (!launch_allowed(function, grid, block, shared_bytes)) return;
-  for (const void* p : pointers) {
-    if (p == nullptr) continue;
-    const bool declared = std::any_of(touched.begin(), touched.end(), [p](const Access& a) {
-      const auto *from = static_cast<const char*>(a.data), *c = static_cast<const char*>(p);
-      return c >= from && c <= from + a.bytes;
-    });
-    if (!is_device(p) && !is_mapped(p))
-      report(std::string("kernel ") + name + ": host pointer as an argument");
-    else if (!declared)
-      report(std::string("kernel ") + name + ": no declared range holds the argument that points to " +
-             describe_address(p));
-  }
-  Op op;
-  op.name = std::string("kernel ") + name;
-  op.touched = std::move(touched);
-  op.run = [text = op.name, grid, block, shared_bytes, body = std::move(body)] {
-    run_grid(text, grid, block, shared_bytes, body);
-  };
-  enqueue(stream, std::move(op));
-}
-
-}  // namespace cudaemu

@@ -1,6 +1,5 @@
-#include "tests/cudaemu/test_kernels.h"
-
 #include "executor/cuda/launch.h"
+#include "tests/cudaemu/test_kernels.h"
 
 namespace cudaemu_test {
 
@@ -26,7 +25,8 @@ __global__ void fill_kernel(float* y, float value, int64_t n) {
 
 __global__ void transpose_kernel(const float* x, float* y, int rows, int cols) {
   ONNXDDP_SHARED(float, tile, [32][33]);
-  int row = static_cast<int>(blockIdx.y * 32 + threadIdx.y), col = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  int row = static_cast<int>(blockIdx.y * 32 + threadIdx.y),
+      col = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   if (row < rows && col < cols) tile[threadIdx.y][threadIdx.x] = x[int64_t{row} * cols + col];
   __syncthreads();
   row = static_cast<int>(blockIdx.y * 32 + threadIdx.x);
@@ -191,8 +191,8 @@ __global__ void fill_through_table_kernel(float* y, uintptr_t hidden) {
 }  // namespace
 
 void axpy(float a, const float* x, float* y, int64_t n, cudaStream_t stream) {
-  launch("axpy", axpy_kernel, dim3(blocks_for(n, 128, 4)), dim3(128), 0, stream, {reads(x, n), updates(y, n)}, a, x, y,
-         n);
+  launch("axpy", axpy_kernel, dim3(blocks_for(n, 128, 4)), dim3(128), 0, stream, {reads(x, n), updates(y, n)},
+         a, x, y, n);
 }
 
 void fill(float* y, float value, int64_t n, cudaStream_t stream) {
@@ -200,8 +200,8 @@ void fill(float* y, float value, int64_t n, cudaStream_t stream) {
 }
 
 void transpose(const float* x, float* y, int rows, int cols, cudaStream_t stream) {
-  launch("transpose", transpose_kernel, dim3(blocks_for(cols, 32), blocks_for(rows, 32)), dim3(32, 32), 0, stream,
-         {reads(x, int64_t{rows} * cols), writes(y, int64_t{rows} * cols)}, x, y, rows, cols);
+  launch("transpose", transpose_kernel, dim3(blocks_for(cols, 32), blocks_for(rows, 32)), dim3(32, 32), 0,
+         stream, {reads(x, int64_t{rows} * cols), writes(y, int64_t{rows} * cols)}, x, y, rows, cols);
 }
 
 void reductions(const float* x, float* out, int64_t n, int threads, cudaStream_t stream) {
@@ -220,30 +220,35 @@ void votes(const int* x, int* out, int threads, cudaStream_t stream) {
 }
 
 void histogram(const int* x, int* bins, int64_t n, cudaStream_t stream) {
-  launch("histogram", histogram_kernel, dim3(3), dim3(64), 0, stream, {reads(x, n), updates(bins, 16)}, x, bins, n);
+  launch("histogram", histogram_kernel, dim3(3), dim3(64), 0, stream, {reads(x, n), updates(bins, 16)}, x,
+         bins, n);
 }
 
 void atomics(int* cell, int* out, cudaStream_t stream) {
-  launch("atomics", atomics_kernel, dim3(1), dim3(1), 0, stream, {updates(cell, 1), writes(out, 8)}, cell, out);
+  launch("atomics", atomics_kernel, dim3(1), dim3(1), 0, stream, {updates(cell, 1), writes(out, 8)}, cell,
+         out);
 }
 
-void reverse_blocks(const float* x, float* y, int64_t n, int threads, size_t shared_bytes, cudaStream_t stream) {
+void reverse_blocks(const float* x, float* y, int64_t n, int threads, size_t shared_bytes,
+                    cudaStream_t stream) {
   launch("reverse_blocks", reverse_kernel, dim3(blocks_for(n, threads)), dim3(static_cast<unsigned>(threads)),
          shared_bytes, stream, {reads(x, n), writes(y, n)}, x, y, n);
 }
 
 void copy_vec(const float* x, float* y, int64_t n, cudaStream_t stream) {
-  launch("copy_vec", copy_vec_kernel, dim3(blocks_for(n / 4, 64)), dim3(64), 0, stream, {reads(x, n), writes(y, n)}, x,
-         y, n);
+  launch("copy_vec", copy_vec_kernel, dim3(blocks_for(n / 4, 64)), dim3(64), 0, stream,
+         {reads(x, n), writes(y, n)}, x, y, n);
 }
 
 void grid_shape(int* out, int gx, int gy, int gz, cudaStream_t stream) {
-  launch("grid_shape", grid_kernel, dim3(static_cast<unsigned>(gx), static_cast<unsigned>(gy), static_cast<unsigned>(gz)),
-         dim3(1), 0, stream, {updates(out, 7)}, out);
+  launch("grid_shape", grid_kernel,
+         dim3(static_cast<unsigned>(gx), static_cast<unsigned>(gy), static_cast<unsigned>(gz)), dim3(1), 0,
+         stream, {updates(out, 7)}, out);
 }
 
 void round_bf16(const float* x, float* y, int64_t n, cudaStream_t stream) {
-  launch("round_bf16", round_kernel, dim3(blocks_for(n, 64)), dim3(64), 0, stream, {reads(x, n), writes(y, n)}, x, y, n);
+  launch("round_bf16", round_kernel, dim3(blocks_for(n, 64)), dim3(64), 0, stream,
+         {reads(x, n), writes(y, n)}, x, y, n);
 }
 
 void bug_out_of_bounds(float* y, int64_t n, cudaStream_t stream) {
@@ -251,12 +256,13 @@ void bug_out_of_bounds(float* y, int64_t n, cudaStream_t stream) {
 }
 
 void bug_out_of_bounds_by_one(float* y, int64_t n, cudaStream_t stream) {
-  launch("bug_out_of_bounds_by_one", fill_kernel, dim3(1), dim3(32), 0, stream, {writes(y, n)}, y, 1.0f, n + 1);
+  launch("bug_out_of_bounds_by_one", fill_kernel, dim3(1), dim3(32), 0, stream, {writes(y, n)}, y, 1.0f,
+         n + 1);
 }
 
 void bug_missing_barrier(const float* x, float* y, cudaStream_t stream) {
-  launch("bug_missing_barrier", missing_barrier_kernel, dim3(1), dim3(128), 0, stream, {reads(x, 128), writes(y, 128)},
-         x, y);
+  launch("bug_missing_barrier", missing_barrier_kernel, dim3(1), dim3(128), 0, stream,
+         {reads(x, 128), writes(y, 128)}, x, y);
 }
 
 void bug_missing_second_barrier(const float* x, float* y, cudaStream_t stream) {
@@ -287,8 +293,8 @@ void bug_undeclared(float* y, float* hidden, cudaStream_t stream) {
 }
 
 void bug_reads_uninitialised(const float* x, float* y, int64_t n, cudaStream_t stream) {
-  launch("bug_reads_uninitialised", axpy_kernel, dim3(1), dim3(32), 0, stream, {reads(x, n), updates(y, n)}, 1.0f, x, y,
-         n);
+  launch("bug_reads_uninitialised", axpy_kernel, dim3(1), dim3(32), 0, stream, {reads(x, n), updates(y, n)},
+         1.0f, x, y, n);
 }
 
 void bug_partial_write(float* y, int64_t n, cudaStream_t stream) {

@@ -23,7 +23,8 @@ void histogram(const int* x, int* bins, int64_t n, cudaStream_t stream);
 /// out: old values of add, max, min, exch, cas (hit), cas (miss), or, and the final word (8 ints) on cell[0].
 void atomics(int* cell, int* out, cudaStream_t stream);
 /// Reverses x in blocks of `threads` through dynamic shared memory of `shared_bytes` (at least threads * 4).
-void reverse_blocks(const float* x, float* y, int64_t n, int threads, size_t shared_bytes, cudaStream_t stream);
+void reverse_blocks(const float* x, float* y, int64_t n, int threads, size_t shared_bytes,
+                    cudaStream_t stream);
 /// y = x by 128-bit accesses; n must be a multiple of 4 (unaligned pointers are a fault).
 void copy_vec(const float* x, float* y, int64_t n, cudaStream_t stream);
 /// out[0..5] = blockIdx and gridDim of the last block of a (gx, gy, gz) grid; out[6] = number of blocks.
@@ -32,16 +33,20 @@ void grid_shape(int* out, int gx, int gy, int gz, cudaStream_t stream);
 void round_bf16(const float* x, float* y, int64_t n, cudaStream_t stream);
 
 // Each of these holds one bug.
-void bug_out_of_bounds(float* y, int64_t n, cudaStream_t stream);          ///< writes y[0, n + 8192)
-void bug_out_of_bounds_by_one(float* y, int64_t n, cudaStream_t stream);   ///< writes y[n]
-void bug_missing_barrier(const float* x, float* y, cudaStream_t stream);   ///< reads before others have written
-void bug_missing_second_barrier(const float* x, float* y, cudaStream_t stream);  ///< overwrites before others have read
+void bug_out_of_bounds(float* y, int64_t n, cudaStream_t stream);         ///< writes y[0, n + 8192)
+void bug_out_of_bounds_by_one(float* y, int64_t n, cudaStream_t stream);  ///< writes y[n]
+void bug_missing_barrier(const float* x, float* y,
+                         cudaStream_t stream);  ///< reads before others have written
+void bug_missing_second_barrier(const float* x, float* y,
+                                cudaStream_t stream);  ///< overwrites before others have read
 void bug_unwritten_shared(float* y, cudaStream_t stream);
 void bug_shared_out_of_bounds(float* y, cudaStream_t stream);
-void bug_divergent_barrier(float* y, cudaStream_t stream);    ///< half of the threads wait at another barrier
-void bug_stuck_barrier(float* y, cudaStream_t stream);        ///< a warp function that some lanes never reach
-void bug_undeclared(float* y, float* hidden, cudaStream_t stream);  ///< writes a buffer that the launch does not declare
-void bug_reads_uninitialised(const float* x, float* y, int64_t n, cudaStream_t stream);  ///< not in the kernel
+void bug_divergent_barrier(float* y, cudaStream_t stream);  ///< half of the threads wait at another barrier
+void bug_stuck_barrier(float* y, cudaStream_t stream);      ///< a warp function that some lanes never reach
+void bug_undeclared(float* y, float* hidden,
+                    cudaStream_t stream);  ///< writes a buffer that the launch does not declare
+void bug_reads_uninitialised(const float* x, float* y, int64_t n,
+                             cudaStream_t stream);                 ///< not in the kernel
 void bug_partial_write(float* y, int64_t n, cudaStream_t stream);  ///< declares n elements, writes n - 1
 
 }  // namespace cudaemu_test

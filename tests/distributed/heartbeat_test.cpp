@@ -34,20 +34,20 @@ struct FakeRank {
   Heartbeat heartbeat;
 };
 
-TEST(Progress, RoundTrips) {
-  Progress p;
+TEST(RankState, RoundTrips) {
+  RankState p;
   p.step = 118;
   p.collective = 7;
   p.inside = true;
   p.op = "AllReduce";
   p.beat = 42;
   EXPECT_EQ(p.str(), "118 7 1 AllReduce 42");
-  EXPECT_EQ(Progress::parse(p.str())->str(), p.str());
+  EXPECT_EQ(RankState::parse(p.str())->str(), p.str());
   EXPECT_EQ(p.describe(), "at step 118 in AllReduce (collective 7)");
   p.inside = false;
   EXPECT_EQ(p.describe(), "at step 118 after AllReduce (collective 7)");
-  EXPECT_EQ(Progress().describe(), "before the first step");
-  EXPECT_FALSE(Progress::parse("nonsense").has_value());
+  EXPECT_EQ(RankState().describe(), "before the first step");
+  EXPECT_FALSE(RankState::parse("nonsense").has_value());
 }
 
 TEST(Heartbeat, NamesTheDeadRankThatWasFirst) {
@@ -65,7 +65,7 @@ TEST(Heartbeat, NamesTheDeadRankThatWasFirst) {
 TEST(Heartbeat, NamesTheSilentRank) {
   const auto store = make_memory_store();
   FakeRank own(*store, 0, 3, 118, 7), alive(*store, 1, 3, 118, 7);
-  Progress stopped;
+  RankState stopped;
   stopped.step = 118;
   stopped.collective = 6;
   stopped.op = "AllReduce";

@@ -46,6 +46,7 @@ Model random_model(unsigned seed) {
   for (std::int64_t d : model.row) shape.push_back(d);
   Graph& g = model.graph;
   Builder b(g);
+  b.set_hint("h");
   const auto param = [&](const std::string& name, Ints dims, double scale, double shift = 0) {
     HostTensor value = random_tensor(dims, random);
     for (std::int64_t i = 0; i < value.numel(); ++i) value.mutable_data<double>()[i] = shift + scale * value.as_double(i);
@@ -257,6 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, DdpProperty, ::testing::Range(0U, 12U));
 TEST(Ddp, AccumulationEqualsOneLargeBatchWithoutBatchNorm) {
   Model model;
   Builder b(model.graph);
+  b.set_hint("h");
   std::mt19937 random(5);
   model.row = {3};
   const Expr x = b.expr(model.graph.add_input("x", TensorType::parse("f64[N,3]")));
