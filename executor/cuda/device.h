@@ -37,7 +37,8 @@ __device__ inline T store(Compute<T> x) {
 }
 
 [[noreturn]] inline void unsupported(const char* kernel, DType dtype) {
-  CHECK(false, "CUDA kernel '", kernel, "' has no version for dtype number ", static_cast<int>(dtype));
+  detail::check_failed("dtype", __FILE__, __LINE__, "CUDA kernel '", kernel, "' has no version for dtype number ",
+                       static_cast<int>(dtype));
 }
 
 /// Calls f(T()) with the storage type of a float tensor: f32 or bf16.
@@ -94,6 +95,13 @@ Range maybe_reads(const T* p, std::int64_t n) {
 template <class T>
 Range maybe_writes(T* p, std::int64_t n) {
   return writes(p, p == nullptr ? 0 : n);
+}
+
+/// A fault word (kernels.h) for position `row` with `value`.
+__device__ inline unsigned long long fault_word(std::int64_t row, std::int64_t value) {
+  const std::int64_t low = -2147483647 - 1, high = 2147483647;
+  const std::int64_t clamped = value < low ? low : value > high ? high : value;
+  return (static_cast<unsigned long long>(row) << 32) | static_cast<std::uint32_t>(clamped);
 }
 
 }  // namespace onnxddp::cuda
