@@ -8,7 +8,7 @@
 #include "executor/scalar_ops.h"
 #include "graph/types.h"
 
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)  // the host compiler does not know the pragma
 #define ONNXDDP_UNROLL _Pragma("unroll")
 #else
 #define ONNXDDP_UNROLL
