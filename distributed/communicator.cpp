@@ -30,15 +30,24 @@ class SoloCommunicator : public Communicator {
 
 }  // namespace
 
+static std::unique_ptr<Communicator> make_processes(const CommunicatorOptions& options) {
+  CHECK(options.store != nullptr, "ranks of several processes need a store");
+  // Every rank makes its communicators in the same order.
+  const std::string scope = cat("c", options.store->add(cat("communicators/", options.rank), 1));
+  if (options.backend != "gloo") {
+    if (auto communicator = try_shm_communicator(options, scope)) return communicator;
+    if (options.backend == "shm") throw usage_error("communicator 'shm' needs all ranks on one machine");
+  }
+  return make_gloo_communicator(options, scope);
+}
+
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
   CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size, options.rank, " of ", options.size);
-  if (options.backend != "auto" && options.backend != "gloo" && options.backend != "thread") {
-    throw usage_error(cat("unknown communicator '", options.backend, "'")).hint("auto, gloo or thread");
+  if (options.backend == "auto" && options.size == 1) return std::make_unique<SoloCommunicator>();
+  if (options.backend != "auto" && options.backend != "shm" && options.backend != "gloo") {
+    throw usage_error(cat("unknown communicator '", options.backend, "'")).hint("auto, shm or gloo");
   }
-  if (options.size == 1 && options.backend != "gloo") return std::make_unique<SoloCommunicator>();
-  CHECK(options.backend != "thread", "ranks that are threads are made by run_ranks");
-  CHECK(options.store != nullptr, "ranks of several processes need a store");
-  auto communicator = make_gloo_communicator(options);
+  auto communicator = make_processes(options);
   if (options.heartbeat.count() == 0) return communicator;
   HeartbeatOptions heartbeat;
   heartbeat.rank = options.rank;

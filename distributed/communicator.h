@@ -44,7 +44,7 @@ class PeerError : public Error {
 };
 
 struct CommunicatorOptions {
-  std::string backend = "auto";  // auto (solo for size 1, else gloo) | thread | gloo
+  std::string backend = "auto";  // auto (size 1: solo; all on one machine: shm; else gloo) | shm | gloo
   int rank = 0, size = 1;
   Store* store = nullptr;        // rendezvous and heartbeats; outlives the communicator
   std::chrono::milliseconds timeout{120'000};

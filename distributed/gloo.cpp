@@ -26,7 +26,8 @@ constexpr milliseconds kFarewell{2'000};
 // Our store in the shape that Gloo meets at.
 class Rendezvous : public gloo::rendezvous::Store {
  public:
-  Rendezvous(onnxddp::Store& store, milliseconds timeout) : store_(store), timeout_(timeout) {}
+  Rendezvous(onnxddp::Store& store, std::string scope, milliseconds timeout)
+      : store_(store), scope_(std::move(scope)), timeout_(timeout) {}
   void set(const std::string& key, const std::vector<char>& data) override { store_.set(name(key), {data.data(), data.size()}); }
   std::vector<char> get(const std::string& key) override {
     const std::string value = store_.get(name(key), timeout_);
@@ -40,21 +41,23 @@ class Rendezvous : public gloo::rendezvous::Store {
   }
 
  private:
-  static std::string name(const std::string& key) { return "gloo/" + key; }
+  std::string name(const std::string& key) const { return scope_ + "/" + key; }
   onnxddp::Store& store_;
+  const std::string scope_;
   const milliseconds timeout_;
 };
 
 class GlooCommunicator : public Communicator {
  public:
-  explicit GlooCommunicator(const CommunicatorOptions& options) : store_(*options.store), timeout_(options.timeout) {
+  GlooCommunicator(const CommunicatorOptions& options, const std::string& scope)
+      : store_(*options.store), scope_(scope + "/gloo"), timeout_(options.timeout) {
     gloo::transport::tcp::attr attr;
     attr.hostname = options.host;
     guard("connecting the ranks", [&] {
       auto device = gloo::transport::tcp::CreateDevice(attr);
       context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
       context_->setTimeout(timeout_);
-      Rendezvous rendezvous(store_, timeout_);
+      Rendezvous rendezvous(store_, scope_, timeout_);
       context_->connectFullMesh(rendezvous, device);
     });
   }
@@ -63,8 +66,8 @@ class GlooCommunicator : public Communicator {
   ~GlooCommunicator() override {
     if (!failure_.empty() || std::uncaught_exceptions() > 0) return;
     try {
-      if (store_.add("gloo/left", 1) == size()) store_.set("gloo/all-left", "");
-      store_.wait({"gloo/all-left"}, kFarewell);
+      if (store_.add(scope_ + "/left", 1) == size()) store_.set(scope_ + "/all-left", "");
+      store_.wait({scope_ + "/all-left"}, kFarewell);
     } catch (const std::exception&) {
       // A peer that stays behind has failed, and says so itself.
     }
@@ -257,6 +260,7 @@ class GlooCommunicator : public Communicator {
   }
 
   onnxddp::Store& store_;
+  const std::string scope_;
   const milliseconds timeout_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::uint64_t calls_ = 0;  // equal on all ranks: messages of different calls never meet
@@ -269,8 +273,8 @@ class GlooCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(const CommunicatorOptions& options) {
-  return std::make_unique<GlooCommunicator>(options);
+std::unique_ptr<Communicator> make_gloo_communicator(const CommunicatorOptions& options, const std::string& scope) {
+  return std::make_unique<GlooCommunicator>(options, scope);
 }
 
 }  // namespace onnxddp

@@ -77,7 +77,8 @@ std::vector<HostTensor> evaluate_node(const Graph& graph, NodeId id, const std::
   std::vector<const void*> reads;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool given = static_cast<bool>(node.inputs[i]);
-    in.push_back(given ? SlotType{inputs[i].dtype(), inputs[i].shape(), Layout::dense} : SlotType{DType::f32, {0}, Layout::dense});
+    in.push_back(given ? SlotType{inputs[i].dtype(), inputs[i].shape(), Layout::dense}
+                       : SlotType{DType::f32, {0}, Layout::dense});
     reads.push_back(given ? inputs[i].raw() : nullptr);
   }
   std::vector<HostTensor> results;
@@ -93,12 +94,14 @@ std::vector<HostTensor> evaluate_node(const Graph& graph, NodeId id, const std::
   }
   const DType dtype = kernel_dtype(in);
   const Kernel* kernel = cpu_kernels().find(node.op->name, dtype);
-  if (!kernel) throw Error(cat("the CPU has no kernel for ", node.op->name, " of ", dtype_name(dtype))).in(node.origin);
+  if (!kernel)
+    throw Error(cat("the CPU has no kernel for ", node.op->name, " of ", dtype_name(dtype))).in(node.origin);
 
   PlanContext context(graph, node, std::move(in), std::move(out), 1);
   const Run run = kernel->prepare(context);
   std::vector<void*> writes;
-  for (std::size_t i = 0; i < results.size(); ++i) writes.push_back(node.outputs[i] ? results[i].mutable_raw() : nullptr);
+  for (std::size_t i = 0; i < results.size(); ++i)
+    writes.push_back(node.outputs[i] ? results[i].mutable_raw() : nullptr);
   const HostTensor scratch(DType::u8, {static_cast<std::int64_t>(context.scratch_bytes)});
   run({reads.data(), writes.data(), const_cast<std::byte*>(scratch.raw()), nullptr});
   return results;
@@ -112,7 +115,8 @@ std::vector<HostTensor> evaluate_constant(const Graph& graph, NodeId id) {
       continue;
     }
     const Value& value = graph.value(x);
-    CHECK(value.data.has_value(), "input '", value.name, "' of ", graph.node(id).op->name, " has no contents");
+    CHECK(value.data.has_value(), "input '", value.name, "' of ", graph.node(id).op->name,
+          " has no contents");
     inputs.push_back(*value.data);
   }
   return evaluate_node(graph, id, inputs);

@@ -1,8 +1,9 @@
-// One functor per elementwise function, compiled for the host and for devices. Kernels of every device are loops over these.
+// One functor per elementwise function, compiled for the host and for devices. Kernels of every device are
+// loops over these.
 //
-// The functions of float are branch-free on the host, so that compilers vectorise loops over them; the device compiler brings
-// its own. Maximum errors on the host: exp 1.1 ulp, log 2 ulp, sigmoid 2.5 ulp
-// (its denormal results are 0), tanh 2.5 ulp, erf 1.5 ulp; kernels_test samples them.
+// The functions of float are branch-free on the host, so that compilers vectorise loops over them; the device
+// compiler brings its own. Maximum errors on the host: exp 1.1 ulp, log 2 ulp, sigmoid 2.5 ulp (its denormal
+// results are 0), tanh 2.5 ulp, erf 1.5 ulp; kernels_test samples them.
 #pragma once
 
 #include <cmath>
@@ -22,7 +23,8 @@ namespace detail {
 inline float float_of(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
 inline std::int32_t bits_of(float x) { return __builtin_bit_cast(std::int32_t, x); }
 
-/// x = n*ln2 + r, |r| <= ln2/2; n is a whole number. Adding 1.5*2^23 rounds to it without a conversion, which may trap.
+/// x = n*ln2 + r, |r| <= ln2/2; n is a whole number. Adding 1.5*2^23 rounds to it without a conversion, which
+/// may trap.
 struct Reduced {
   float r;
   std::int32_t n;
@@ -62,9 +64,10 @@ ONNXDDP_HD float expm1_host(float x) {
 ONNXDDP_HD float log_host(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float scaled = tiny ? x * 8388608.0f : x;
-  const std::int32_t offset = bits_of(scaled) - 0x3F3504F3;
-  const std::int32_t exponent = offset >> 23;
-  const float m = float_of(bits_of(scaled) - (exponent << 23));
+  // Unsigned: the difference wraps for negative x, whose result is NaN in the end.
+  const auto bits = static_cast<std::uint32_t>(bits_of(scaled));
+  const std::int32_t exponent = static_cast<std::int32_t>(bits - 0x3F3504F3u) >> 23;
+  const float m = float_of(static_cast<std::int32_t>(bits - (static_cast<std::uint32_t>(exponent) << 23)));
   const float e = static_cast<float>(exponent) - (tiny ? 23.0f : 0.0f);
   const float s = (m - 1.0f) / (m + 1.0f);
   const float z = s * s;
@@ -134,12 +137,12 @@ ONNXDDP_HD double sqrt(double x) { return ::sqrt(x); }
 ONNXDDP_HD double pow(double x, double y) { return ::pow(x, y); }
 
 // Unary functors, x -> y of the same type. NaN stays NaN, except in Step.
-#define ONNXDDP_FUNCTOR1(NAME, EXPRESSION)   \
-  struct NAME {                              \
-    template <class T>                       \
-    ONNXDDP_HD T operator()(T x) const {     \
-      return static_cast<T>(EXPRESSION);     \
-    }                                        \
+#define ONNXDDP_FUNCTOR1(NAME, EXPRESSION) \
+  struct NAME {                            \
+    template <class T>                     \
+    ONNXDDP_HD T operator()(T x) const {   \
+      return static_cast<T>(EXPRESSION);   \
+    }                                      \
   };
 ONNXDDP_FUNCTOR1(Neg, T(0) - x)
 ONNXDDP_FUNCTOR1(Abs, x < T(0) ? T(0) - x : x)
@@ -177,22 +180,23 @@ struct ClipMask {
 };
 
 // Binary functors, (a, b) -> y of the same type.
-#define ONNXDDP_FUNCTOR2(NAME, EXPRESSION)     \
-  struct NAME {                                \
-    template <class T>                         \
-    ONNXDDP_HD T operator()(T a, T b) const {  \
-      return static_cast<T>(EXPRESSION);       \
-    }                                          \
+#define ONNXDDP_FUNCTOR2(NAME, EXPRESSION)    \
+  struct NAME {                               \
+    template <class T>                        \
+    ONNXDDP_HD T operator()(T a, T b) const { \
+      return static_cast<T>(EXPRESSION);      \
+    }                                         \
   };
 ONNXDDP_FUNCTOR2(Add, a + b)
 ONNXDDP_FUNCTOR2(Sub, a - b)
-ONNXDDP_FUNCTOR2(Mul, a * b)
+ONNXDDP_FUNCTOR2(Mul, a* b)
 ONNXDDP_FUNCTOR2(Max, a > b || a != a ? a : b)
 ONNXDDP_FUNCTOR2(Min, a < b || a != a ? a : b)
 ONNXDDP_FUNCTOR2(Pow, scalar::pow(a, b))
 #undef ONNXDDP_FUNCTOR2
 
-/// Integers: truncates towards zero; division by zero gives 0 (and the most negative number by -1 itself) instead of a trap.
+/// Integers: truncates towards zero; division by zero gives 0 (and the most negative number by -1 itself)
+/// instead of a trap.
 struct Div {
   ONNXDDP_HD float operator()(float a, float b) const { return a / b; }
   ONNXDDP_HD double operator()(double a, double b) const { return a / b; }
@@ -206,12 +210,12 @@ struct Div {
 };
 
 // (a, b) -> bool.
-#define ONNXDDP_PREDICATE(NAME, OPERATOR)       \
-  struct NAME {                                 \
-    template <class T>                          \
+#define ONNXDDP_PREDICATE(NAME, OPERATOR)        \
+  struct NAME {                                  \
+    template <class T>                           \
     ONNXDDP_HD bool operator()(T a, T b) const { \
-      return a OPERATOR b;                      \
-    }                                           \
+      return a OPERATOR b;                       \
+    }                                            \
   };
 ONNXDDP_PREDICATE(Equal, ==)
 ONNXDDP_PREDICATE(Less, <)
@@ -228,9 +232,9 @@ struct Not {
   ONNXDDP_HD bool operator()(bool a) const { return !a; }
 };
 
-/// Lists for tables: X(op name), where the functor has the op's name. Unary ones for floats only, and for every number.
-#define ONNXDDP_UNARY_FLOAT_OPS(X) \
-  X(Reciprocal) X(Exp) X(Log) X(Sqrt) X(Sigmoid) X(Tanh) X(Erf)
+/// Lists for tables: X(op name), where the functor has the op's name. Unary ones for floats only, and for
+/// every number.
+#define ONNXDDP_UNARY_FLOAT_OPS(X) X(Reciprocal) X(Exp) X(Log) X(Sqrt) X(Sigmoid) X(Tanh) X(Erf)
 #define ONNXDDP_UNARY_OPS(X) X(Neg) X(Abs) X(Sign) X(Relu) X(Step)
 /// Binary ones: floats only, every number, number -> bool, bool -> bool.
 #define ONNXDDP_BINARY_FLOAT_OPS(X) X(Pow)
@@ -244,7 +248,7 @@ struct Sgd {
   T lr, momentum, keep, weight_decay;  // keep = 1 - dampening
   bool first, nesterov;
   ONNXDDP_HD static Sgd from(const double* hyper, bool nesterov) {
-    return {static_cast<T>(hyper[0]),         static_cast<T>(hyper[2]), static_cast<T>(1.0 - hyper[3]),
+    return {static_cast<T>(hyper[0]), static_cast<T>(hyper[2]), static_cast<T>(1.0 - hyper[3]),
             static_cast<T>(hyper[4]), hyper[1] <= 1.0,          nesterov};
   }
   /// Without momentum.
@@ -257,8 +261,8 @@ struct Sgd {
   }
 };
 
-/// AdamUpdate of one element with PyTorch's formulas. hyper = [lr, step, beta1, beta2, eps, weight_decay]; the bias corrections
-/// are computed in double.
+/// AdamUpdate of one element with PyTorch's formulas. hyper = [lr, step, beta1, beta2, eps, weight_decay];
+/// the bias corrections are computed in double.
 template <class T>
 struct Adam {
   T rate, grow1, beta2, grow2, root_correction2, eps, weight_decay, shrink;  // rate = lr / (1 - beta1^step)

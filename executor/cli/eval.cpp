@@ -19,8 +19,8 @@ int run_eval(CommandLine& line) {
     Session session(*device, ranks.communicator());
     session.add_program("evaluate", setup.evaluate);
     set_values(session, setup.model.values);
-    const EvalResult result = evaluate(session, ranks.communicator(), *setup.data, setup.batch_size, setup.loss,
-                                       setup.model.batch_symbol, setup.dims);
+    const EvalResult result = evaluate(session, ranks.communicator(), *setup.data, setup.batch_size,
+                                       setup.loss, setup.model.batch_symbol, setup.dims);
     if (ranks.rank() == 0) {
       std::string text = "loss: " + number_str(result.loss);
       if (result.has_accuracy) text += "  accuracy: " + number_str(result.accuracy);

@@ -1,9 +1,9 @@
 // The program: finds the sub-command, and is the only place that turns errors into exit codes.
+#include <unistd.h>
+
 #include <climits>
 #include <cstdio>
 #include <iostream>
-
-#include <unistd.h>
 
 #include "executor/cli/command_line.h"
 #include "executor/cli/run_command.h"
@@ -15,7 +15,9 @@ namespace {
 std::string own_path(const char* name) {
   char path[PATH_MAX];
   const ssize_t size = readlink("/proc/self/exe", path, sizeof path);
-  return size > 0 && size < static_cast<ssize_t>(sizeof path) ? std::string(path, static_cast<std::size_t>(size)) : name;
+  return size > 0 && size < static_cast<ssize_t>(sizeof path)
+             ? std::string(path, static_cast<std::size_t>(size))
+             : name;
 }
 
 const CommandDef& find_command(const std::string& name) {
@@ -26,7 +28,8 @@ const CommandDef& find_command(const std::string& name) {
   }
   for (const char* later : {"data", "lr-find", "report", "completion", "doctor"})
     if (name == later) throw usage_error(cat("the command '", name, "' is not in this version"));
-  throw usage_error(cat("unknown command '", name, "'", did_you_mean(name, names))).hint("`onnx-ddp --help` lists the commands");
+  throw usage_error(cat("unknown command '", name, "'", did_you_mean(name, names)))
+      .hint("`onnx-ddp --help` lists the commands");
 }
 
 int run(const std::vector<std::string>& argv) {
@@ -72,7 +75,9 @@ int main(int argc, char** argv) {
     print_error("out of memory\n   hint  a smaller --batch-size, or a smaller model", -1);
     return onnxddp::kExitUserError;
   } catch (const std::exception& error) {  // InternalError, and what nobody expected
-    print_error(std::string(error.what()) + "\n   hint  this is a bug of onnx-ddp: please report it with the command and the model", -1);
+    print_error(std::string(error.what()) +
+                    "\n   hint  this is a bug of onnx-ddp: please report it with the command and the model",
+                -1);
     return onnxddp::kExitInternal;
   }
 }

@@ -27,11 +27,16 @@ Options resolve_resume(const CommandLine& line) {
     throw Error(cat("cannot read '", source->options_file.string(), "', which says how the run was made"));
   Options base;
   apply_config(base, text.str(), source->options_file.string(), kTrain, nullptr);
+  base.quiet = false;
   Options merged = line.over(base);
   for (const OptionDef& def : option_table()) {
-    if ((def.commands & kTrain) == 0 || line.given.count(def.name) == 0 || def.name == "resume" || def.name == "out") continue;
+    if ((def.commands & kTrain) == 0 || line.given.count(def.name) == 0 || def.name == "resume" ||
+        def.name == "out")
+      continue;
     const std::string was = toml_value(base, def), now = toml_value(merged, def);
-    if (was != now) say(cat("resume: ", def.name, " was ", was.empty() ? "unset" : was, ", now ", now.empty() ? "unset" : now));
+    if (was != now)
+      say(cat("resume: ", def.name, " was ", was.empty() ? "unset" : was, ", now ",
+              now.empty() ? "unset" : now));
   }
   merged.out = source->run.string();
   if (options.resume == "auto") merged.resume = merged.out;
@@ -62,7 +67,8 @@ int run_train(CommandLine& line) {
   const Options options = resolve_resume(line);
   rank_count(options);
   if (!process().rank && options.resume.empty() && !options.out.empty() && holds_run(options.out))
-    throw usage_error(cat("'", options.out, "' already holds a run")).hint("--resume auto continues it; --out takes another folder");
+    throw usage_error(cat("'", options.out, "' already holds a run"))
+        .hint("--resume auto continues it; --out takes another folder");
   return run_in_ranks(line, options, [&](RankGroup& ranks) {
     TrainSetup setup = prepare_training(options, ranks.rank(), ranks.size());
     return train(setup, ranks, context());

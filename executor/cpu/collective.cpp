@@ -1,12 +1,13 @@
-// Collectives: the plan's steps call the communicator. Without one (constants, single nodes) there is one rank.
+// Collectives: the plan's steps call the communicator. Without one (constants, single nodes) there is one
+// rank.
 #include "distributed/communicator.h"
-
 #include "executor/cpu/kernels.h"
 
 namespace onnxddp::cpu {
 namespace {
 
-/// Distance from the start of one operand to that of the next where the plan lays a bucket out: whole cache lines.
+/// Distance from the start of one operand to that of the next where the plan lays a bucket out: whole cache
+/// lines.
 std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// The sum over ranks, in place. Operands that lie side by side, padded with zeros, are reduced by one call.
@@ -21,16 +22,19 @@ Run prepare_all_reduce(PlanContext& c) {
     bool adjacent = true;
     for (std::size_t k = 0; k < bytes.size(); ++k) {
       if (r.outputs[k] != r.inputs[k]) std::memcpy(r.outputs[k], r.inputs[k], bytes[k]);
-      adjacent = adjacent && (k == 0 || static_cast<char*>(r.outputs[k - 1]) + padded(bytes[k - 1]) == r.outputs[k]);
+      adjacent =
+          adjacent && (k == 0 || static_cast<char*>(r.outputs[k - 1]) + padded(bytes[k - 1]) == r.outputs[k]);
     }
     if (!r.communicator) return;
     if (adjacent && !bytes.empty()) {
       const char* first = static_cast<char*>(r.outputs[0]);
       const char* last = static_cast<char*>(r.outputs[bytes.size() - 1]) + bytes.back();
-      r.communicator->all_reduce(r.outputs[0], static_cast<std::size_t>(last - first) / dtype_size(dtype), dtype);
+      r.communicator->all_reduce(r.outputs[0], static_cast<std::size_t>(last - first) / dtype_size(dtype),
+                                 dtype);
       return;
     }
-    for (std::size_t k = 0; k < bytes.size(); ++k) r.communicator->all_reduce(r.outputs[k], bytes[k] / dtype_size(dtype), dtype);
+    for (std::size_t k = 0; k < bytes.size(); ++k)
+      r.communicator->all_reduce(r.outputs[k], bytes[k] / dtype_size(dtype), dtype);
   };
 }
 

@@ -14,13 +14,13 @@ struct Conv {
 
 Conv conv_of(const PlanContext& c, const SlotType& x, const SlotType& w, const SlotType& y) {
   const Ints s = c.integers("strides"), p = c.integers("pads"), d = c.integers("dilations");
-  return {x.shape[0], x.shape[1], x.shape[2], x.shape[3], w.shape[0], y.shape[2], y.shape[3], w.shape[2], w.shape[3],
-          s[0],       s[1],       p[0],       p[1],       d[0],       d[1],       c.integer("group"),
-          x.strides(), y.strides(), w.strides(), c.threads};
+  return {x.shape[0], x.shape[1],         x.shape[2],  x.shape[3],  w.shape[0],  y.shape[2], y.shape[3],
+          w.shape[2], w.shape[3],         s[0],        s[1],        p[0],        p[1],       d[0],
+          d[1],       c.integer("group"), x.strides(), y.strides(), w.strides(), c.threads};
 }
 
-/// Calls f(image offset, weight offset, result offset) for every product of a convolution that contributes to image n, output
-/// channel k and result row oy.
+/// Calls f(image offset, weight offset, result offset) for every product of a convolution that contributes to
+/// image n, output channel k and result row oy.
 template <class F>
 void products(const Conv& v, std::int64_t n, std::int64_t k, std::int64_t oy, const F& f) {
   const std::int64_t per = v.c / v.group, first = k / (v.k / v.group) * per;
@@ -46,8 +46,10 @@ void forward(const Conv& v, const T* x, const T* w, const T* b, T* y) {
   for (std::int64_t n = 0; n < v.n; ++n) {
     for (std::int64_t k = 0; k < v.k; ++k) {
       for (std::int64_t oy = 0; oy < v.oh; ++oy) {
-        for (std::int64_t ox = 0; ox < v.ow; ++ox) y[n * v.ys[0] + k * v.ys[1] + oy * v.ys[2] + ox * v.ys[3]] = b ? b[k] : T(0);
-        products(v, n, k, oy, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { y[yi] += x[xi] * w[wi]; });
+        for (std::int64_t ox = 0; ox < v.ow; ++ox)
+          y[n * v.ys[0] + k * v.ys[1] + oy * v.ys[2] + ox * v.ys[3]] = b ? b[k] : T(0);
+        products(v, n, k, oy,
+                 [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { y[yi] += x[xi] * w[wi]; });
       }
     }
   }
@@ -60,7 +62,8 @@ void data_grad(const Conv& v, const T* dy, const T* w, T* dx) {
     for (std::int64_t n = begin; n < end; ++n) {
       for (std::int64_t k = 0; k < v.k; ++k) {
         for (std::int64_t oy = 0; oy < v.oh; ++oy) {
-          products(v, n, k, oy, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { dx[xi] += dy[yi] * w[wi]; });
+          products(v, n, k, oy,
+                   [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { dx[xi] += dy[yi] * w[wi]; });
         }
       }
     }
@@ -74,7 +77,8 @@ void weight_grad(const Conv& v, const T* dy, const T* x, T* dw) {
     for (std::int64_t k = begin; k < end; ++k) {
       for (std::int64_t n = 0; n < v.n; ++n) {
         for (std::int64_t oy = 0; oy < v.oh; ++oy) {
-          products(v, n, k, oy, [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { dw[wi] += dy[yi] * x[xi]; });
+          products(v, n, k, oy,
+                   [&](std::int64_t xi, std::int64_t wi, std::int64_t yi) { dw[wi] += dy[yi] * x[xi]; });
         }
       }
     }
@@ -84,7 +88,8 @@ void weight_grad(const Conv& v, const T* dy, const T* x, T* dw) {
 /// NHWC for images and results; weights stay dense.
 LayoutChoice nhwc_images(const PlanContext& c, std::vector<bool> inputs, bool output) {
   LayoutChoice choice;
-  for (std::size_t i = 0; i < c.inputs.size(); ++i) choice.inputs.push_back(i < inputs.size() && inputs[i] ? Layout::nhwc : Layout::dense);
+  for (std::size_t i = 0; i < c.inputs.size(); ++i)
+    choice.inputs.push_back(i < inputs.size() && inputs[i] ? Layout::nhwc : Layout::dense);
   choice.outputs.assign(c.outputs.size(), output ? Layout::nhwc : Layout::dense);
   return choice;
 }
@@ -109,7 +114,9 @@ Run reference_conv(const PlanContext& c) {
   const bool bias = c.has(2);
   return with_float(c.inputs[0].dtype, [&](auto element) -> Run {
     using T = decltype(element);
-    return [=](const RunContext& r) { forward(v, r.in<T>(0), r.in<T>(1), bias ? r.in<T>(2) : nullptr, r.out<T>(0)); };
+    return [=](const RunContext& r) {
+      forward(v, r.in<T>(0), r.in<T>(1), bias ? r.in<T>(2) : nullptr, r.out<T>(0));
+    };
   });
 }
 
@@ -132,10 +139,13 @@ Run reference_conv_weight_grad(const PlanContext& c) {
 void add_convolutions(KernelTable& table) {
   add(table, {"Conv", kFloats, LayoutRule::choose, either(dnnl_conv, reference_conv),
               [](const PlanContext& c) { return nhwc_images(c, {true}, true); }});
-  add(table, {"ConvDataGrad", kFloats, LayoutRule::choose, either(dnnl_conv_data_grad, reference_conv_data_grad),
-              [](const PlanContext& c) { return nhwc_images(c, {true}, true); }});
-  add(table, {"ConvWeightGrad", kFloats, LayoutRule::choose, either(dnnl_conv_weight_grad, reference_conv_weight_grad),
-              [](const PlanContext& c) { return nhwc_images(c, {true, true}, false); }});
+  add(table,
+      {"ConvDataGrad", kFloats, LayoutRule::choose, either(dnnl_conv_data_grad, reference_conv_data_grad),
+       [](const PlanContext& c) { return nhwc_images(c, {true}, true); }});
+  add(table, {"ConvWeightGrad", kFloats, LayoutRule::choose,
+              either(dnnl_conv_weight_grad, reference_conv_weight_grad), [](const PlanContext& c) {
+                return nhwc_images(c, {true, true}, false);
+              }});
 }
 
 }  // namespace onnxddp::cpu

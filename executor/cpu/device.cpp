@@ -17,14 +17,17 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads) : threads_(threads) {
     if (threads < 1) throw usage_error(cat("--threads ", threads, ": a device needs at least one thread"));
-    omp_set_num_threads(threads);  // of the calling thread; kernels that use oneDNN set it on the thread that runs them
+    omp_set_num_threads(
+        threads);  // of the calling thread; kernels that use oneDNN set it on the thread that runs them
   }
   std::string name() const override { return cat("cpu, ", threads_, threads_ == 1 ? " thread" : " threads"); }
   std::string kind() const override { return "cpu"; }
   void* allocate(std::size_t bytes) override {
     const std::size_t whole = (bytes + 63) / 64 * 64;
     void* memory = ::operator new(whole == 0 ? 64 : whole, kAlignment, std::nothrow);
-    if (!memory) throw Error(cat("out of memory: ", bytes >> 20, " MiB were asked for")).hint("a smaller --batch-size needs less");
+    if (!memory)
+      throw Error(cat("out of memory: ", bytes >> 20, " MiB were asked for"))
+          .hint("a smaller --batch-size needs less");
     std::memset(memory, 0, whole);
     return memory;
   }

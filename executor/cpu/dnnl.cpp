@@ -1,4 +1,5 @@
-// oneDNN: convolution and matrix products of f32. Primitives are made in prepare; run sets the pointers and executes.
+// oneDNN: convolution and matrix products of f32. Primitives are made in prepare; run sets the pointers and
+// executes.
 #include <omp.h>
 
 #include <algorithm>
@@ -17,14 +18,16 @@ const dnnl::engine& engine() {
   return cpu;
 }
 
-/// oneDNN takes its number of threads from the calling thread's OpenMP setting, when a primitive is made and when it runs.
+/// oneDNN takes its number of threads from the calling thread's OpenMP setting, when a primitive is made and
+/// when it runs.
 void use_threads(int threads) {
   if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
 }
 
 /// The one place where oneDNN's statuses become exceptions.
 void check(dnnl_status_t status) {
-  if (status != dnnl_success) throw InternalError(cat("oneDNN: a primitive failed with status ", static_cast<int>(status)));
+  if (status != dnnl_success)
+    throw InternalError(cat("oneDNN: a primitive failed with status ", static_cast<int>(status)));
 }
 
 std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -40,11 +43,13 @@ bool supported(const F& make) {
   }
 }
 
-/// A primitive with its arguments. (The C call takes an array that is kept; the C++ call would build one each time.)
+/// A primitive with its arguments. (The C call takes an array that is kept; the C++ call would build one each
+/// time.)
 class Step {
  public:
   Step() = default;
-  Step(const dnnl::primitive& primitive, const std::vector<std::pair<int, memory::desc>>& operands) : primitive_(primitive) {
+  Step(const dnnl::primitive& primitive, const std::vector<std::pair<int, memory::desc>>& operands)
+      : primitive_(primitive) {
     for (const auto& [arg, desc] : operands) {
       memories_.emplace_back(desc, engine(), nullptr);
       args_.push_back({arg, memories_.back().get()});
@@ -52,9 +57,12 @@ class Step {
   }
   explicit operator bool() const { return static_cast<bool>(primitive_); }
   /// Memory of operand i.
-  void set(std::size_t i, const void* data) const { check(dnnl_memory_set_data_handle(args_[i].memory, const_cast<void*>(data))); }
+  void set(std::size_t i, const void* data) const {
+    check(dnnl_memory_set_data_handle(args_[i].memory, const_cast<void*>(data)));
+  }
   void execute(const dnnl::stream& stream) const {
-    check(dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(args_.size()), args_.data()));
+    check(
+        dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(args_.size()), args_.data()));
   }
 
  private:
@@ -91,7 +99,13 @@ struct ConvParams {
 
 ConvParams params_of(const PlanContext& c, const SlotType& weight) {
   const Ints pads = c.integers("pads");
-  ConvParams p{c.integers("strides"), c.integers("dilations"), {pads[0], pads[1]}, {pads[2], pads[3]}, weight.shape, {}, {}};
+  ConvParams p{c.integers("strides"),
+               c.integers("dilations"),
+               {pads[0], pads[1]},
+               {pads[2], pads[3]},
+               weight.shape,
+               {},
+               {}};
   for (std::int64_t& d : p.dilations) --d;
   if (const std::int64_t group = c.integer("group"); group != 1) {
     p.weight_dims[0] /= group;
@@ -104,13 +118,16 @@ ConvParams params_of(const PlanContext& c, const SlotType& weight) {
   return p;
 }
 
-dnnl::convolution_forward::primitive_desc forward_desc(const ConvParams& p, const SlotType& x, const SlotType& y, const SlotType* bias) {
+dnnl::convolution_forward::primitive_desc forward_desc(const ConvParams& p, const SlotType& x,
+                                                       const SlotType& y, const SlotType* bias) {
   const auto kind = dnnl::prop_kind::forward_training;
   const auto direct = dnnl::algorithm::convolution_direct;
   if (bias) {
-    return {engine(), kind, direct, desc_of(x), p.packed, desc_of(*bias), desc_of(y), p.strides, p.dilations, p.begin, p.end, attributes(), true};
+    return {engine(),    kind,    direct, desc_of(x),   p.packed, desc_of(*bias), desc_of(y), p.strides,
+            p.dilations, p.begin, p.end,  attributes(), true};
   }
-  return {engine(), kind, direct, desc_of(x), p.packed, desc_of(y), p.strides, p.dilations, p.begin, p.end, attributes(), true};
+  return {engine(),  kind,        direct,  desc_of(x), p.packed,     desc_of(y),
+          p.strides, p.dilations, p.begin, p.end,      attributes(), true};
 }
 
 /// One convolution primitive and the reorder of its weight (none where oneDNN takes ONNX's order).
@@ -122,14 +139,16 @@ struct ConvRun {
 };
 
 /// Sets scratch sizes; returns the reorder between ONNX's order and the packed one.
-Step pack_step(PlanContext& c, ConvRun& run, const memory::desc& from, const memory::desc& to, const memory::desc& scratchpad) {
+Step pack_step(PlanContext& c, ConvRun& run, const memory::desc& from, const memory::desc& to,
+               const memory::desc& scratchpad) {
   std::size_t own = scratchpad.get_size();
   Step step;
   if (from != to) {
     const auto pd = make_reorder(from, to);
     run.scratch.packed = padded(std::max(from.get_size(), to.get_size()));
     own = std::max(own, pd.scratchpad_desc().get_size());
-    step = Step(dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, pd.scratchpad_desc()}});
+    step = Step(dnnl::reorder(pd),
+                {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, pd.scratchpad_desc()}});
   }
   c.scratch_bytes = run.scratch.packed + padded(own);
   return step;
@@ -186,8 +205,9 @@ Run dnnl_conv_data_grad(PlanContext& c) {
   const bool made = supported([&] {
     const auto hint = forward_desc(p, dx, dy, nullptr);
     if (!hint) return false;
-    const dnnl::convolution_backward_data::primitive_desc pd(engine(), dnnl::algorithm::convolution_direct, desc_of(dx), p.packed, desc_of(dy),
-                                                             p.strides, p.dilations, p.begin, p.end, hint, attributes(), true);
+    const dnnl::convolution_backward_data::primitive_desc pd(
+        engine(), dnnl::algorithm::convolution_direct, desc_of(dx), p.packed, desc_of(dy), p.strides,
+        p.dilations, p.begin, p.end, hint, attributes(), true);
     if (!pd) return false;
     run->reorder = pack_step(c, *run, p.weight, pd.weights_desc(), pd.scratchpad_desc());
     run->conv = Step(dnnl::convolution_backward_data(pd), {{DNNL_ARG_DIFF_DST, pd.diff_dst_desc()},
@@ -216,8 +236,9 @@ Run dnnl_conv_weight_grad(PlanContext& c) {
   const bool made = supported([&] {
     const auto hint = forward_desc(p, x, dy, nullptr);
     if (!hint) return false;
-    const dnnl::convolution_backward_weights::primitive_desc pd(engine(), dnnl::algorithm::convolution_direct, desc_of(x), p.packed, desc_of(dy),
-                                                                p.strides, p.dilations, p.begin, p.end, hint, attributes(), true);
+    const dnnl::convolution_backward_weights::primitive_desc pd(
+        engine(), dnnl::algorithm::convolution_direct, desc_of(x), p.packed, desc_of(dy), p.strides,
+        p.dilations, p.begin, p.end, hint, attributes(), true);
     if (!pd) return false;
     run->reorder = pack_step(c, *run, pd.diff_weights_desc(), p.weight, pd.scratchpad_desc());
     run->conv = Step(dnnl::convolution_backward_weights(pd), {{DNNL_ARG_DIFF_DST, pd.diff_dst_desc()},
@@ -246,22 +267,26 @@ Run dnnl_conv_weight_grad(PlanContext& c) {
 
 namespace {
 
-Run matmul_run(PlanContext& c, const memory::desc& a, const memory::desc& b, const memory::desc& y, const memory::desc* bias) {
+Run matmul_run(PlanContext& c, const memory::desc& a, const memory::desc& b, const memory::desc& y,
+               const memory::desc* bias) {
   use_threads(c.threads);
   Step step;
   const bool made = supported([&] {
     const auto pd = bias ? dnnl::matmul::primitive_desc(engine(), a, b, *bias, y, attributes(), true)
                          : dnnl::matmul::primitive_desc(engine(), a, b, y, attributes(), true);
     if (!pd) return false;
-    std::vector<std::pair<int, memory::desc>> operands = {
-        {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, y}, {DNNL_ARG_SCRATCHPAD, pd.scratchpad_desc()}};
+    std::vector<std::pair<int, memory::desc>> operands = {{DNNL_ARG_SRC, a},
+                                                          {DNNL_ARG_WEIGHTS, b},
+                                                          {DNNL_ARG_DST, y},
+                                                          {DNNL_ARG_SCRATCHPAD, pd.scratchpad_desc()}};
     if (bias) operands.emplace_back(DNNL_ARG_BIAS, *bias);
     step = Step(dnnl::matmul(pd), operands);
     c.scratch_bytes = pd.scratchpad_desc().get_size();
     return true;
   });
   if (!made) return nullptr;
-  return [step, stream = dnnl::stream(engine()), threads = c.threads, bias = bias != nullptr](const RunContext& r) {
+  return [step, stream = dnnl::stream(engine()), threads = c.threads,
+          bias = bias != nullptr](const RunContext& r) {
     use_threads(threads);
     step.set(0, r.inputs[0]);
     step.set(1, r.inputs[1]);

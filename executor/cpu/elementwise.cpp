@@ -1,6 +1,4 @@
 // Elementwise kernels: the functors of scalar_ops.h over broadcast loops.
-#include "executor/scalar_ops.h"
-
 #include <array>
 #include <cstring>
 #include <limits>
@@ -8,12 +6,13 @@
 
 #include "executor/cpu/kernels.h"
 #include "executor/cpu/loops.h"
+#include "executor/scalar_ops.h"
 
 namespace onnxddp::cpu {
 namespace {
 
-/// A functor's value, small and trivially copyable, behind a plain row function: the loops over a nest are compiled once, and
-/// each function of each type adds one inner loop only.
+/// A functor's value, small and trivially copyable, behind a plain row function: the loops over a nest are
+/// compiled once, and each function of each type adds one inner loop only.
 struct State {
   alignas(8) std::array<std::byte, 16> bytes{};
   template <class F>
@@ -29,7 +28,8 @@ using BinaryRow = void (*)(const State&, const void*, const void*, void*, std::i
                            std::int64_t sb, std::int64_t sy);
 
 template <class In, class Out, class F>
-void unary_row(const State& state, const void* in, void* out, std::int64_t n, std::int64_t sx, std::int64_t sy) {
+void unary_row(const State& state, const void* in, void* out, std::int64_t n, std::int64_t sx,
+               std::int64_t sy) {
   F f{};
   std::memcpy(&f, state.bytes.data(), sizeof(F));
   const In* x = static_cast<const In*>(in);
@@ -43,8 +43,8 @@ void unary_row(const State& state, const void* in, void* out, std::int64_t n, st
 }
 
 template <class In, class Out, class F>
-void binary_row(const State& /*state*/, const void* left, const void* right, void* out, std::int64_t n, std::int64_t sa,
-                std::int64_t sb, std::int64_t sy) {
+void binary_row(const State& /*state*/, const void* left, const void* right, void* out, std::int64_t n,
+                std::int64_t sa, std::int64_t sb, std::int64_t sy) {
   const F f{};
   const In* a = static_cast<const In*>(left);
   const In* b = static_cast<const In*>(right);
@@ -72,7 +72,9 @@ void to_bytes(Nest<K>& nest, const std::array<std::int64_t, K>& sizes) {
     for (std::size_t k = 0; k < K; ++k) axis.stride[k] *= sizes[k];
 }
 std::int64_t size_of(const SlotType& type) { return static_cast<std::int64_t>(dtype_size(type.dtype)); }
-const std::byte* at_byte(const void* p, std::int64_t offset) { return static_cast<const std::byte*>(p) + offset; }
+const std::byte* at_byte(const void* p, std::int64_t offset) {
+  return static_cast<const std::byte*>(p) + offset;
+}
 std::byte* at_byte(void* p, std::int64_t offset) { return static_cast<std::byte*>(p) + offset; }
 
 Run run_unary(const PlanContext& c, UnaryRow row, const State& state) {
@@ -91,7 +93,9 @@ Run run_unary(const PlanContext& c, UnaryRow row, const State& state) {
       return;
     }
     parallel_for(threads, rows, grain_of(n), [&](std::int64_t b, std::int64_t e) {
-      nest.each(b, e, [&](const auto& at) { row(state, at_byte(r.inputs[0], at[1]), at_byte(r.outputs[0], at[0]), n, sx, sy); });
+      nest.each(b, e, [&](const auto& at) {
+        row(state, at_byte(r.inputs[0], at[1]), at_byte(r.outputs[0], at[0]), n, sx, sy);
+      });
     });
   };
 }
@@ -107,14 +111,15 @@ Run run_binary(const PlanContext& c, BinaryRow row, const State& state) {
   return [=, sy = sy, sa = sa, sb = sb, n = inner.size](const RunContext& r) {
     if (rows == 1) {
       parallel_for(threads, n, kGrain, [&](std::int64_t b, std::int64_t e) {
-        row(state, at_byte(r.inputs[0], b * sa * nx), at_byte(r.inputs[1], b * sb * nx), at_byte(r.outputs[0], b * sy * ny),
-            e - b, sa, sb, sy);
+        row(state, at_byte(r.inputs[0], b * sa * nx), at_byte(r.inputs[1], b * sb * nx),
+            at_byte(r.outputs[0], b * sy * ny), e - b, sa, sb, sy);
       });
       return;
     }
     parallel_for(threads, rows, grain_of(n), [&](std::int64_t b, std::int64_t e) {
       nest.each(b, e, [&](const auto& at) {
-        row(state, at_byte(r.inputs[0], at[1]), at_byte(r.inputs[1], at[2]), at_byte(r.outputs[0], at[0]), n, sa, sb, sy);
+        row(state, at_byte(r.inputs[0], at[1]), at_byte(r.inputs[1], at[2]), at_byte(r.outputs[0], at[0]), n,
+            sa, sb, sy);
       });
     });
   };
@@ -150,7 +155,8 @@ Run where(const PlanContext& c) {
   };
 }
 
-/// Float to integer truncates; values that do not fit (NaN too) become the nearest limit, NaN 0. Anything to bool: != 0.
+/// Float to integer truncates; values that do not fit (NaN too) become the nearest limit, NaN 0. Anything to
+/// bool: != 0.
 template <class To>
 struct CastTo {
   template <class From>
@@ -172,15 +178,24 @@ struct CastTo {
 template <class F>
 Run with_castable(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(float());
-    case DType::f64: return f(double());
-    case DType::i8: return f(std::int8_t());
-    case DType::i16: return f(std::int16_t());
-    case DType::i32: return f(std::int32_t());
-    case DType::i64: return f(std::int64_t());
-    case DType::u8: return f(std::uint8_t());
-    case DType::boolean: return f(bool());
-    default: throw Error(cat("Cast: the CPU has no kernel for ", dtype_name(dtype)));
+    case DType::f32:
+      return f(float());
+    case DType::f64:
+      return f(double());
+    case DType::i8:
+      return f(std::int8_t());
+    case DType::i16:
+      return f(std::int16_t());
+    case DType::i32:
+      return f(std::int32_t());
+    case DType::i64:
+      return f(std::int64_t());
+    case DType::u8:
+      return f(std::uint8_t());
+    case DType::boolean:
+      return f(bool());
+    default:
+      throw Error(cat("Cast: the CPU has no kernel for ", dtype_name(dtype)));
   }
 }
 
@@ -291,18 +306,24 @@ void add_elementwise(KernelTable& table) {
 #define ONNXDDP_ADD(NAME) add_compare<scalar::NAME>(table, #NAME);
   ONNXDDP_COMPARE_OPS(ONNXDDP_ADD)
 #undef ONNXDDP_ADD
-#define ONNXDDP_ADD(NAME) \
-  add(table, {#NAME, {DType::boolean}, LayoutRule::follow, [](PlanContext& c) { return binary<bool, bool>(c, scalar::NAME()); }});
+#define ONNXDDP_ADD(NAME)                                                       \
+  add(table, {#NAME, {DType::boolean}, LayoutRule::follow, [](PlanContext& c) { \
+                return binary<bool, bool>(c, scalar::NAME());                   \
+              }});
   ONNXDDP_LOGIC_OPS(ONNXDDP_ADD)
 #undef ONNXDDP_ADD
-  add(table, {"Not", {DType::boolean}, LayoutRule::follow, [](PlanContext& c) { return unary<bool, bool>(c, scalar::Not()); }});
+  add(table, {"Not", {DType::boolean}, LayoutRule::follow, [](PlanContext& c) {
+                return unary<bool, bool>(c, scalar::Not());
+              }});
   add(table, {"Pow", kFloats, LayoutRule::follow, [](PlanContext& c) {
-                return with_float(c.inputs[0].dtype, [&](auto element) { return prepare_pow<decltype(element)>(c); });
+                return with_float(c.inputs[0].dtype,
+                                  [&](auto element) { return prepare_pow<decltype(element)>(c); });
               }});
   add_clip<scalar::Clip>(table, "Clip");
   add_clip<scalar::ClipMask>(table, "ClipMask");
   add(table, {"Where", {}, LayoutRule::follow, [](PlanContext& c) {
-                return with_width(c.inputs[1].dtype, [&](auto element) { return where<decltype(element)>(c); });
+                return with_width(c.inputs[1].dtype,
+                                  [&](auto element) { return where<decltype(element)>(c); });
               }});
   add(table, {"Cast", {}, LayoutRule::follow, prepare_cast});
   add(table, {"Identity", {}, LayoutRule::follow, prepare_copy});

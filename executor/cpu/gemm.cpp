@@ -1,4 +1,5 @@
-// MatMul and Gemm: oneDNN for f32 of some size, plain loops for f64 and for products so small that a call costs more.
+// MatMul and Gemm: oneDNN for f32 of some size, plain loops for f64 and for products so small that a call
+// costs more.
 #include "executor/cpu/kernels.h"
 #include "executor/cpu/loops.h"
 
@@ -14,7 +15,8 @@ struct Product {
   std::int64_t am, ak, bk, bn;
 };
 
-/// Rows [begin, end) of the product. Where b's rows are contiguous a row of y is summed up from rows of b, else from dot products.
+/// Rows [begin, end) of the product. Where b's rows are contiguous a row of y is summed up from rows of b,
+/// else from dot products.
 template <class T>
 void product_rows(const Product& p, const T* a, const T* b, T* y, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; ++i) {
@@ -33,7 +35,8 @@ void product_rows(const Product& p, const T* a, const T* b, T* y, std::int64_t b
     for (std::int64_t j = 0; j < p.n; ++j) {
       const T* right = b + j * p.bn;
       double total = 0;
-      for (std::int64_t k = 0; k < p.k; ++k) total += static_cast<double>(left[k * p.ak]) * static_cast<double>(right[k * p.bk]);
+      for (std::int64_t k = 0; k < p.k; ++k)
+        total += static_cast<double>(left[k * p.ak]) * static_cast<double>(right[k * p.bk]);
       row[j] = static_cast<T>(total);
     }
   }
@@ -41,7 +44,8 @@ void product_rows(const Product& p, const T* a, const T* b, T* y, std::int64_t b
 
 template <class T>
 void product(const Product& p, const T* a, const T* b, T* y, int threads) {
-  parallel_for(threads, p.m, grain_of(p.n * p.k), [&](std::int64_t begin, std::int64_t end) { product_rows(p, a, b, y, begin, end); });
+  parallel_for(threads, p.m, grain_of(p.n * p.k),
+               [&](std::int64_t begin, std::int64_t end) { product_rows(p, a, b, y, begin, end); });
 }
 
 /// numpy's matmul: matrices in the last two axes, the others broadcast.
@@ -60,11 +64,12 @@ Run matmul_loops(const PlanContext& c) {
       product(p, r.in<T>(0), r.in<T>(1), r.out<T>(0), threads);
       return;
     }
-    parallel_for(threads, batch.count(), grain_of(p.m * p.n * p.k), [&](std::int64_t begin, std::int64_t end) {
-      batch.each(begin, end, [&](const auto& at) {
-        product_rows(p, r.in<T>(0) + at[1], r.in<T>(1) + at[2], r.out<T>(0) + at[0], 0, p.m);
-      });
-    });
+    parallel_for(threads, batch.count(), grain_of(p.m * p.n * p.k),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   batch.each(begin, end, [&](const auto& at) {
+                     product_rows(p, r.in<T>(0) + at[1], r.in<T>(1) + at[2], r.out<T>(0) + at[0], 0, p.m);
+                   });
+                 });
   };
 }
 
@@ -72,8 +77,11 @@ template <class T>
 Run gemm_loops(const PlanContext& c) {
   const Ints &a = c.inputs[0].shape, &b = c.inputs[1].shape;
   const bool ta = c.flag("transA"), tb = c.flag("transB");
-  const Product p{ta ? a[1] : a[0], tb ? b[0] : b[1], ta ? a[0] : a[1], ta ? 1 : a[1], ta ? a[1] : 1, tb ? 1 : b[1], tb ? b[1] : 1};
-  return [=, threads = c.threads](const RunContext& r) { product(p, r.in<T>(0), r.in<T>(1), r.out<T>(0), threads); };
+  const Product p{ta ? a[1] : a[0], tb ? b[0] : b[1], ta ? a[0] : a[1], ta ? 1 : a[1],
+                  ta ? a[1] : 1,    tb ? 1 : b[1],    tb ? b[1] : 1};
+  return [=, threads = c.threads](const RunContext& r) {
+    product(p, r.in<T>(0), r.in<T>(1), r.out<T>(0), threads);
+  };
 }
 
 /// y = alpha*y + beta*c behind a product.
@@ -117,8 +125,9 @@ Run prepare_gemm(PlanContext& c) {
   if (c.inputs[0].dtype == DType::f64) return with_addend<double>(c, gemm_loops<double>(c));
   const std::int64_t k = c.inputs[0].shape[c.flag("transA") ? 0 : 1];
   if (is_small(c, k)) return with_addend<float>(c, gemm_loops<float>(c));
-  const bool bias = c.has(2) && c.number("alpha") == 1.0 && c.number("beta") == 1.0 && c.inputs[2].shape.size() >= 1 &&
-                    c.inputs[2].numel() == c.outputs[0].shape[1] && c.inputs[2].shape.back() == c.outputs[0].shape[1];
+  const bool bias = c.has(2) && c.number("alpha") == 1.0 && c.number("beta") == 1.0 &&
+                    c.inputs[2].shape.size() >= 1 && c.inputs[2].numel() == c.outputs[0].shape[1] &&
+                    c.inputs[2].shape.back() == c.outputs[0].shape[1];
   Run run = dnnl_gemm(c, bias);
   if (run && bias) return run;
   return with_addend<float>(c, run ? std::move(run) : gemm_loops<float>(c));

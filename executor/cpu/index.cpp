@@ -9,7 +9,8 @@ namespace {
 /// Indices of i64 or i32 along an axis of `size`.
 class Indices {
  public:
-  Indices(DType dtype, std::int64_t count, std::int64_t size) : wide_(dtype == DType::i64), count_(count), size_(size) {
+  Indices(DType dtype, std::int64_t count, std::int64_t size)
+      : wide_(dtype == DType::i64), count_(count), size_(size) {
     CHECK(wide_ || dtype == DType::i32, "indices of ", dtype_name(dtype));
   }
   std::int64_t count() const { return count_; }
@@ -29,7 +30,8 @@ class Indices {
 
  private:
   std::int64_t raw(const void* indices, std::int64_t i) const {
-    return wide_ ? static_cast<const std::int64_t*>(indices)[i] : static_cast<const std::int32_t*>(indices)[i];
+    return wide_ ? static_cast<const std::int64_t*>(indices)[i]
+                 : static_cast<const std::int32_t*>(indices)[i];
   }
   bool wide_;
   std::int64_t count_, size_;
@@ -56,13 +58,14 @@ Run gather(const PlanContext& c) {
     indices.check(r.inputs[1]);
     const T* x = r.in<T>(0);
     T* y = r.out<T>(0);
-    parallel_for(threads, t.outer * indices.count(), grain_of(t.inner), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        const std::int64_t k = indices.at(r.inputs[1], row % indices.count());
-        const T* from = x + (row / indices.count() * t.size + k) * t.inner;
-        std::copy(from, from + t.inner, y + row * t.inner);
-      }
-    });
+    parallel_for(threads, t.outer * indices.count(), grain_of(t.inner),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     const std::int64_t k = indices.at(r.inputs[1], row % indices.count());
+                     const T* from = x + (row / indices.count() * t.size + k) * t.inner;
+                     std::copy(from, from + t.inner, y + row * t.inner);
+                   }
+                 });
   };
 }
 
@@ -76,23 +79,26 @@ Run gather_grad(const PlanContext& c) {
     const T* dy = r.in<T>(0);
     T* dx = r.out<T>(0);
     const std::int64_t n = indices.count();
-    parallel_for(threads, t.inner, grain_of(t.outer * (n + t.size)), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t o = 0; o < t.outer; ++o) {
-        for (std::int64_t k = 0; k < t.size; ++k) std::fill_n(dx + (o * t.size + k) * t.inner + begin, end - begin, T(0));
-        for (std::int64_t i = 0; i < n; ++i) {
-          T* to = dx + (o * t.size + indices.at(r.inputs[1], i)) * t.inner;
-          const T* from = dy + (o * n + i) * t.inner;
+    parallel_for(threads, t.inner, grain_of(t.outer * (n + t.size)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t o = 0; o < t.outer; ++o) {
+                     for (std::int64_t k = 0; k < t.size; ++k)
+                       std::fill_n(dx + (o * t.size + k) * t.inner + begin, end - begin, T(0));
+                     for (std::int64_t i = 0; i < n; ++i) {
+                       T* to = dx + (o * t.size + indices.at(r.inputs[1], i)) * t.inner;
+                       const T* from = dy + (o * n + i) * t.inner;
 #pragma omp simd
-          for (std::int64_t j = begin; j < end; ++j) to[j] += from[j];
-        }
-      }
-    });
+                       for (std::int64_t j = begin; j < end; ++j) to[j] += from[j];
+                     }
+                   }
+                 });
   };
 }
 
 /// Elements [first, first+n) of a run whose global numbers are consecutive: 4 share a Philox block.
 template <class T>
-void drop_run(const DropoutBits& bits, std::int64_t first, std::int64_t n, const T* x, T* y, bool* mask, T scale) {
+void drop_run(const DropoutBits& bits, std::int64_t first, std::int64_t n, const T* x, T* y, bool* mask,
+              T scale) {
   constexpr std::int64_t kBlocks = 64;
   std::uint32_t words[4 * kBlocks];
   const DropoutBits local = bits;
@@ -115,7 +121,8 @@ void drop_run(const DropoutBits& bits, std::int64_t first, std::int64_t n, const
     const std::uint32_t* word = words + (begin - done);
     const std::int64_t at = first + begin, count = end - begin;
 #pragma omp simd
-    for (std::int64_t i = 0; i < count; ++i) y[at + i] = !all && word[i] >= threshold ? x[at + i] * scale : T(0);
+    for (std::int64_t i = 0; i < count; ++i)
+      y[at + i] = !all && word[i] >= threshold ? x[at + i] * scale : T(0);
     if (!mask) continue;
     for (std::int64_t i = 0; i < count; ++i) mask[at + i] = !all && word[i] >= threshold;
   }
@@ -135,7 +142,8 @@ Run dropout(const PlanContext& c) {
     T* out = r.out<T>(0);
     bool* mask = masked ? r.out<bool>(1) : nullptr;
     if (!batch || bits.world == 1) {
-      parallel_for(threads, n, kGrain / 8, [&](std::int64_t b, std::int64_t e) { drop_run(bits, b, e - b, in, out, mask, scale); });
+      parallel_for(threads, n, kGrain / 8,
+                   [&](std::int64_t b, std::int64_t e) { drop_run(bits, b, e - b, in, out, mask, scale); });
       return;
     }
     parallel_for(threads, n / inner, grain_of(inner * 8), [&](std::int64_t b, std::int64_t e) {
@@ -148,13 +156,16 @@ Run dropout(const PlanContext& c) {
 
 void add_indexing(KernelTable& table) {
   add(table, {"Gather", {}, LayoutRule::dense, [](PlanContext& c) {
-                return with_width(c.inputs[0].dtype, [&](auto element) { return gather<decltype(element)>(c); });
+                return with_width(c.inputs[0].dtype,
+                                  [&](auto element) { return gather<decltype(element)>(c); });
               }});
   add(table, {"GatherGrad", kFloats, LayoutRule::dense, [](PlanContext& c) {
-                return with_float(c.inputs[0].dtype, [&](auto element) { return gather_grad<decltype(element)>(c); });
+                return with_float(c.inputs[0].dtype,
+                                  [&](auto element) { return gather_grad<decltype(element)>(c); });
               }});
   add(table, {"Dropout", kFloats, LayoutRule::dense, [](PlanContext& c) {
-                return with_float(c.inputs[0].dtype, [&](auto element) { return dropout<decltype(element)>(c); });
+                return with_float(c.inputs[0].dtype,
+                                  [&](auto element) { return dropout<decltype(element)>(c); });
               }});
 }
 

@@ -29,7 +29,8 @@ namespace cpu {
 LayoutChoice same_layout(const PlanContext& c) {
   const Ints& shape = c.inputs[0].shape;
   const auto is_image = [&](const SlotType& t) { return t.shape.size() == 4 && t.shape == shape; };
-  const bool nhwc = std::any_of(c.inputs.begin(), c.inputs.end(), [&](const SlotType& t) { return is_image(t) && t.layout == Layout::nhwc; });
+  const bool nhwc = std::any_of(c.inputs.begin(), c.inputs.end(),
+                                [&](const SlotType& t) { return is_image(t) && t.layout == Layout::nhwc; });
   const auto choose = [&](const std::vector<SlotType>& types) {
     std::vector<Layout> layouts;
     for (const SlotType& t : types) layouts.push_back(nhwc && is_image(t) ? Layout::nhwc : Layout::dense);

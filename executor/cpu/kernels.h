@@ -23,11 +23,12 @@ void add_layouts(KernelTable& table);
 void add_indexing(KernelTable& table);
 void add_optimizers(KernelTable& table);
 void add_collectives(KernelTable& table);
-void add_products(KernelTable& table);      // MatMul, Gemm
+void add_products(KernelTable& table);  // MatMul, Gemm
 void add_convolutions(KernelTable& table);
 
-/// Layout rule of kernels that read the rank-4 inputs of one shape in the layout they come in (nhwc if any is), and write
-/// rank-4 outputs of that shape in it; everything else is dense. `first`: index of the input that gives the shape.
+/// Layout rule of kernels that read the rank-4 inputs of one shape in the layout they come in (nhwc if any
+/// is), and write rank-4 outputs of that shape in it; everything else is dense. `first`: index of the input
+/// that gives the shape.
 LayoutChoice same_layout(const PlanContext& context);
 
 /// Reference convolutions: any layout and float type, plain loops.

@@ -1,12 +1,13 @@
-// Kernels that move elements: Reshape, Transpose, Expand, Concat, Slice, SumPieces, and the planner's Reorder.
+// Kernels that move elements: Reshape, Transpose, Expand, Concat, Slice, SumPieces, and the planner's
+// Reorder.
 #include "executor/cpu/kernels.h"
 #include "executor/cpu/loops.h"
 
 namespace onnxddp::cpu {
 namespace {
 
-/// One strided copy. Where input and output are contiguous along different axes, those two are walked in tiles, so that both
-/// stay in the cache.
+/// One strided copy. Where input and output are contiguous along different axes, those two are walked in
+/// tiles, so that both stay in the cache.
 struct Move {
   Nest<2> nest;
   Nest<2>::Axis inner{1, {}}, other{1, {}};
@@ -31,7 +32,8 @@ struct Move {
     in += in_offset;
     if (other.size == 1) {
       if (nest.axes.empty() && inner.stride[0] == 1 && inner.stride[1] == 1) {
-        parallel_for(threads, inner.size, kGrain, [&](std::int64_t b, std::int64_t e) { std::copy(in + b, in + e, out + b); });
+        parallel_for(threads, inner.size, kGrain,
+                     [&](std::int64_t b, std::int64_t e) { std::copy(in + b, in + e, out + b); });
       } else {
         strided_copy(out, in, nest, inner, threads);
       }
@@ -39,12 +41,15 @@ struct Move {
     }
     constexpr std::int64_t kTile = 16;
     const std::int64_t strips = (other.size + kTile - 1) / kTile;
-    parallel_for(threads, nest.count() * strips, grain_of(inner.size * kTile), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t job = begin; job < end; ++job) {
-        const std::int64_t first = job % strips * kTile, last = std::min(first + kTile, other.size);
-        nest.each(job / strips, job / strips + 1, [&](const auto& at) { tiles(out + at[0], in + at[1], first, last); });
-      }
-    });
+    parallel_for(threads, nest.count() * strips, grain_of(inner.size * kTile),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t job = begin; job < end; ++job) {
+                     const std::int64_t first = job % strips * kTile,
+                                        last = std::min(first + kTile, other.size);
+                     nest.each(job / strips, job / strips + 1,
+                               [&](const auto& at) { tiles(out + at[0], in + at[1], first, last); });
+                   }
+                 });
   }
 
  private:
@@ -62,7 +67,8 @@ struct Move {
 };
 
 /// Copies `count` elements per axis between tensors with these strides and offsets.
-Move make_move(const Ints& size, const Ints& out, const Ints& in, std::int64_t out_offset, std::int64_t in_offset, int threads) {
+Move make_move(const Ints& size, const Ints& out, const Ints& in, std::int64_t out_offset,
+               std::int64_t in_offset, int threads) {
   Move move;
   for (std::size_t d = 0; d < size.size(); ++d) move.nest.axes.push_back({size[d], {out[d], in[d]}});
   move.out_offset = out_offset;
@@ -96,7 +102,8 @@ Run prepare_transpose(PlanContext& c) {
 
 Run prepare_expand(PlanContext& c) {
   const SlotType& y = c.outputs[0];
-  return run_move(c, make_move(y.shape, y.strides(), broadcast_strides(c.inputs[0], y.shape), 0, 0, c.threads));
+  return run_move(c,
+                  make_move(y.shape, y.strides(), broadcast_strides(c.inputs[0], y.shape), 0, 0, c.threads));
 }
 
 /// From one memory order to another; only in plans.
@@ -160,23 +167,25 @@ Run sum_pieces(const PlanContext& c) {
   }
   return [pieces = std::move(pieces), n = y.numel(), threads = c.threads](const RunContext& r) {
     T* out = r.out<T>(0);
-    parallel_for(threads, n, kGrain, [&](std::int64_t b, std::int64_t e) { std::fill(out + b, out + e, T(0)); });
+    parallel_for(threads, n, kGrain,
+                 [&](std::int64_t b, std::int64_t e) { std::fill(out + b, out + e, T(0)); });
     for (std::size_t k = 0; k < pieces.size(); ++k) {
       const Piece& p = pieces[k];
       const T* in = r.in<T>(k);
       const auto [so, si] = p.inner.stride;
-      parallel_for(threads, p.nest.count(), grain_of(p.inner.size), [&, so = so, si = si](std::int64_t b, std::int64_t e) {
-        p.nest.each(b, e, [&](const auto& at) {
-          T* y0 = out + p.offset + at[0];
-          const T* x0 = in + at[1];
-          if (so == 1 && si == 1) {
+      parallel_for(threads, p.nest.count(), grain_of(p.inner.size),
+                   [&, so = so, si = si](std::int64_t b, std::int64_t e) {
+                     p.nest.each(b, e, [&](const auto& at) {
+                       T* y0 = out + p.offset + at[0];
+                       const T* x0 = in + at[1];
+                       if (so == 1 && si == 1) {
 #pragma omp simd
-            for (std::int64_t i = 0; i < p.inner.size; ++i) y0[i] += x0[i];
-          } else {
-            for (std::int64_t i = 0; i < p.inner.size; ++i) y0[i * so] += x0[i * si];
-          }
-        });
-      });
+                         for (std::int64_t i = 0; i < p.inner.size; ++i) y0[i] += x0[i];
+                       } else {
+                         for (std::int64_t i = 0; i < p.inner.size; ++i) y0[i * so] += x0[i * si];
+                       }
+                     });
+                   });
     }
   };
 }
@@ -184,7 +193,8 @@ Run sum_pieces(const PlanContext& c) {
 /// Everything in NHWC if an input of rank 4 comes so and the output has rank 4.
 LayoutChoice common_layout(const PlanContext& c) {
   const bool nhwc = c.outputs[0].shape.size() == 4 &&
-                    std::any_of(c.inputs.begin(), c.inputs.end(), [](const SlotType& t) { return t.layout == Layout::nhwc; });
+                    std::any_of(c.inputs.begin(), c.inputs.end(),
+                                [](const SlotType& t) { return t.layout == Layout::nhwc; });
   const Layout layout = nhwc ? Layout::nhwc : Layout::dense;
   return {std::vector<Layout>(c.inputs.size(), layout), {layout}};
 }
@@ -193,7 +203,8 @@ LayoutChoice common_layout(const PlanContext& c) {
 LayoutChoice expand_layout(const PlanContext& c) {
   const Ints& x = c.inputs[0].shape;
   const Ints& y = c.outputs[0].shape;
-  const bool image = y.size() == 4 && x.size() == 4 && x[0] == y[0] && x[1] == y[1] && y[1] > 1 && x[2] == 1 && x[3] == 1;
+  const bool image =
+      y.size() == 4 && x.size() == 4 && x[0] == y[0] && x[1] == y[1] && y[1] > 1 && x[2] == 1 && x[3] == 1;
   return {{c.inputs[0].layout}, {image ? Layout::nhwc : Layout::dense}};
 }
 
@@ -209,7 +220,8 @@ void add_layouts(KernelTable& table) {
   add(table, {"Slice", {}, LayoutRule::choose, prepare_slice, common_layout});
   add(table, {"SumPieces", kNumbers, LayoutRule::choose,
               [](PlanContext& c) {
-                return with_number(c.inputs[0].dtype, [&](auto element) { return sum_pieces<decltype(element)>(c); });
+                return with_number(c.inputs[0].dtype,
+                                   [&](auto element) { return sum_pieces<decltype(element)>(c); });
               },
               common_layout});
   add(table, {"Reorder", {}, LayoutRule::dense, prepare_reorder});

@@ -1,4 +1,5 @@
-// Loops of the CPU's kernels: splitting over threads, and nests of strided loops whose axes are sorted and merged.
+// Loops of the CPU's kernels: splitting over threads, and nests of strided loops whose axes are sorted and
+// merged.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace onnxddp::cpu {
 /// Elements of cheap work below which a thread is not worth its start.
 inline constexpr std::int64_t kGrain = 32768;
 
-/// Calls f(begin, end) on contiguous parts of [0, n), one a thread, none below `grain` items. f must not throw.
+/// Calls f(begin, end) on contiguous parts of [0, n), one a thread, none below `grain` items. f must not
+/// throw.
 template <class F>
 void parallel_for(int threads, std::int64_t n, std::int64_t grain, const F& f) {
   const std::int64_t parts = std::min<std::int64_t>(threads, n / std::max<std::int64_t>(grain, 1));
@@ -20,14 +22,17 @@ void parallel_for(int threads, std::int64_t n, std::int64_t grain, const F& f) {
     f(std::int64_t{0}, n);
     return;
   }
-#pragma omp parallel for num_threads(static_cast<int>(parts)) schedule(static)
+#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static)
   for (std::int64_t p = 0; p < parts; ++p) f(n * p / parts, n * (p + 1) / parts);
 }
 
 /// Items of work of `cost` elements each that make a grain.
-inline std::int64_t grain_of(std::int64_t cost) { return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(cost, 1)); }
+inline std::int64_t grain_of(std::int64_t cost) {
+  return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(cost, 1));
+}
 
-/// A nest of loops over K operands: one size and K strides an axis, outermost first. Without axes it runs once.
+/// A nest of loops over K operands: one size and K strides an axis, outermost first. Without axes it runs
+/// once.
 template <std::size_t K>
 struct Nest {
   struct Axis {
@@ -36,8 +41,8 @@ struct Nest {
   };
   std::vector<Axis> axes;
 
-  /// Drops axes of size 1, sorts by the stride of operand 0 (largest first, zero strides outermost), merges neighbours that
-  /// are contiguous for all operands.
+  /// Drops axes of size 1, sorts by the stride of operand 0 (largest first, zero strides outermost), merges
+  /// neighbours that are contiguous for all operands.
   void simplify() {
     std::erase_if(axes, [](const Axis& a) { return a.size == 1; });
     std::stable_sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) {
@@ -47,7 +52,8 @@ struct Nest {
     std::vector<Axis> merged;
     for (const Axis& inner : axes) {
       bool fits = !merged.empty();
-      for (std::size_t k = 0; fits && k < K; ++k) fits = merged.back().stride[k] == inner.stride[k] * inner.size;
+      for (std::size_t k = 0; fits && k < K; ++k)
+        fits = merged.back().stride[k] == inner.stride[k] * inner.size;
       if (fits) {
         merged.back().size *= inner.size;
         merged.back().stride = inner.stride;
@@ -96,7 +102,8 @@ struct Nest {
   }
 };
 
-/// Strides with which `operand` is read where it is broadcast to `shape`: 0 on the axes that it lacks or that are 1.
+/// Strides with which `operand` is read where it is broadcast to `shape`: 0 on the axes that it lacks or that
+/// are 1.
 inline Ints broadcast_strides(const SlotType& operand, const Ints& shape) {
   const Ints own = operand.strides();
   Ints strides(shape.size(), 0);
@@ -141,10 +148,14 @@ auto with_number(DType dtype, const F& f) {
 template <class F>
 auto with_width(DType dtype, const F& f) {
   switch (dtype_size(dtype)) {
-    case 1: return f(std::uint8_t());
-    case 2: return f(std::uint16_t());
-    case 4: return f(std::uint32_t());
-    default: return f(std::uint64_t());
+    case 1:
+      return f(std::uint8_t());
+    case 2:
+      return f(std::uint16_t());
+    case 4:
+      return f(std::uint32_t());
+    default:
+      return f(std::uint64_t());
   }
 }
 

@@ -20,7 +20,8 @@ Rows rows_of(const PlanContext& c) {
   const SlotType& x = c.inputs[0];
   const auto axis = static_cast<std::size_t>(normal_axis(c.integer("axis"), x.shape.size()));
   // NHWC and axis 1: the channels of a pixel are a contiguous row.
-  if (x.layout == Layout::nhwc && axis == 1) return {x.numel() / std::max<std::int64_t>(x.shape[1], 1), x.shape[1], 1, 1};
+  if (x.layout == Layout::nhwc && axis == 1)
+    return {x.numel() / std::max<std::int64_t>(x.shape[1], 1), x.shape[1], 1, 1};
   CHECK(x.layout == Layout::dense, "softmax over axis ", axis, " of NHWC");
   Rows rows{1, x.shape[axis], 1, 1};
   for (std::size_t d = 0; d < x.shape.size(); ++d) {
@@ -48,7 +49,8 @@ template <class T>
 double exp_sum(const T* x, T* y, std::int64_t n, std::int64_t s, T most) {
   if (s != 1) {
     double total = 0;
-    for (std::int64_t i = 0; i < n; ++i) total += static_cast<double>(y[i * s] = scalar::exp(x[i * s] - most));
+    for (std::int64_t i = 0; i < n; ++i)
+      total += static_cast<double>(y[i * s] = scalar::exp(x[i * s] - most));
     return total;
   }
 #pragma omp simd
@@ -102,15 +104,18 @@ Run log_softmax(const PlanContext& c) {
         T* y = r.out<T>(0) + rows.start(row);
         const T most = max_of(x, rows.n, rows.stride);
         const T log_total = static_cast<T>(std::log(exp_sum(x, rows.n, rows.stride, most)));
-        for (std::int64_t i = 0; i < rows.n; ++i) y[i * rows.stride] = (x[i * rows.stride] - most) - log_total;
+        for (std::int64_t i = 0; i < rows.n; ++i)
+          y[i * rows.stride] = (x[i * rows.stride] - most) - log_total;
       }
     });
   };
 }
 
 [[noreturn]] void bad_label(std::int64_t row, std::int64_t label, std::int64_t classes) {
-  throw Error(cat("label ", label, " in row ", row, " of the targets is not one of the ", classes, " classes"))
-      .hint(cat("labels count from 0 to ", classes - 1, "; the option ignore_index of the loss names a label to leave out"));
+  throw Error(
+      cat("label ", label, " in row ", row, " of the targets is not one of the ", classes, " classes"))
+      .hint(cat("labels count from 0 to ", classes - 1,
+                "; the option ignore_index of the loss names a label to leave out"));
 }
 
 /// A targets tensor of i64 or i32, and which labels count.
@@ -146,13 +151,16 @@ Run classification_loss(PlanContext& c, bool logits) {
   return [=](const RunContext& r) {
     labels.check(r, rows.count);
     double* losses = static_cast<double*>(r.scratch);
-    parallel_for(threads, rows.count, grain_of(logits ? rows.n * 8 : 8), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        const T* x = r.in<T>(0) + rows.start(row);
-        const std::int64_t label = labels.at(r, row);
-        losses[row] = label < 0 ? 0.0 : (logits ? log_sum_exp(x, rows) : 0.0) - static_cast<double>(x[label * rows.stride]);
-      }
-    });
+    parallel_for(threads, rows.count, grain_of(logits ? rows.n * 8 : 8),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     const T* x = r.in<T>(0) + rows.start(row);
+                     const std::int64_t label = labels.at(r, row);
+                     losses[row] = label < 0 ? 0.0
+                                             : (logits ? log_sum_exp(x, rows) : 0.0) -
+                                                   static_cast<double>(x[label * rows.stride]);
+                   }
+                 });
     *r.out<T>(0) = static_cast<T>(sum_contiguous(losses, rows.count));
   };
 }
@@ -176,7 +184,8 @@ Run cross_entropy_grad(PlanContext& c) {
         }
         const double total = exp_sum(x, dx, rows.n, s, max_of(x, rows.n, s));
         const T scale = static_cast<T>(1.0 / total);
-        for (std::int64_t i = 0; i < rows.n; ++i) dx[i * s] = dy * (dx[i * s] * scale - (i == label ? T(1) : T(0)));
+        for (std::int64_t i = 0; i < rows.n; ++i)
+          dx[i * s] = dy * (dx[i * s] * scale - (i == label ? T(1) : T(0)));
       }
     });
   };
@@ -209,13 +218,18 @@ LayoutChoice channels_of_pixels(const PlanContext& c) {
 }  // namespace
 
 void add_losses(KernelTable& table) {
-#define ONNXDDP_FLOAT(CALL)                                                                                   \
-  [](PlanContext& c) {                                                                                        \
-    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { using T = decltype(element); return CALL; }); \
+#define ONNXDDP_FLOAT(CALL)                                         \
+  [](PlanContext& c) {                                              \
+    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { \
+      using T = decltype(element);                                  \
+      return CALL;                                                  \
+    });                                                             \
   }
   add(table, {"Softmax", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(softmax<T>(c)), channels_of_pixels});
-  add(table, {"LogSoftmax", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(log_softmax<T>(c)), channels_of_pixels});
-  add(table, {"CrossEntropyLoss", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(classification_loss<T>(c, true))});
+  add(table,
+      {"LogSoftmax", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(log_softmax<T>(c)), channels_of_pixels});
+  add(table,
+      {"CrossEntropyLoss", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(classification_loss<T>(c, true))});
   add(table, {"CrossEntropyLossGrad", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(cross_entropy_grad<T>(c))});
   add(table, {"NllLoss", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(classification_loss<T>(c, false))});
   add(table, {"NllLossGrad", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(nll_grad<T>(c))});

@@ -1,4 +1,5 @@
-// Batch normalisation in parts: statistics, their merge over ranks, application, gradient. Sums are in double.
+// Batch normalisation in parts: statistics, their merge over ranks, application, gradient. Sums are in
+// double.
 #include <cmath>
 
 #include "executor/cpu/kernels.h"
@@ -25,7 +26,8 @@ Channels channels_of(const SlotType& x) {
 
 constexpr std::int64_t kBlock = 16;  // channels that are summed together: two vectors of float
 
-/// Calls f(channel, first element, elements) for every run of elements of channels [begin, end) in plane order.
+/// Calls f(channel, first element, elements) for every run of elements of channels [begin, end) in plane
+/// order.
 template <class F>
 void each_plane(const Channels& v, std::int64_t begin, std::int64_t end, const F& f) {
   for (std::int64_t c = begin; c < end; ++c) {
@@ -56,10 +58,11 @@ void over_channels(const Channels& v, int threads, const F& f) {
                [&](std::int64_t begin, std::int64_t end) { f(begin * step, std::min(end * step, v.c)); });
 }
 
-/// Sums of a and of a*b over the rows of pixels for channels [c0, c0+m), m <= kBlock, where get(row pointer offset, lane)
-/// fills a and b. The lanes are fixed so that the sums stay in registers.
+/// Sums of a and of a*b over the rows of pixels for channels [c0, c0+m), m <= kBlock, where get(row pointer
+/// offset, lane) fills a and b. The lanes are fixed so that the sums stay in registers.
 template <class F>
-void sum_pixels(const Channels& v, std::int64_t c0, std::int64_t m, double* first, double* second, const F& get) {
+void sum_pixels(const Channels& v, std::int64_t c0, std::int64_t m, double* first, double* second,
+                const F& get) {
   double s[kBlock] = {}, q[kBlock] = {};
   if (m == kBlock) {
     for (std::int64_t row = 0; row < v.batch; ++row) {
@@ -132,8 +135,8 @@ void channel_sums(const Channels& v, std::int64_t begin, std::int64_t end, const
   }
 }
 
-/// mean and M2 in one pass over the deviations from the channel's first element: those are of the size of the spread, so
-/// that nothing cancels. f64 makes a second pass about the mean.
+/// mean and M2 in one pass over the deviations from the channel's first element: those are of the size of the
+/// spread, so that nothing cancels. f64 makes a second pass about the mean.
 template <class T>
 Run batch_stats(const PlanContext& c) {
   const Channels v = channels_of(c.inputs[0]);
@@ -256,7 +259,8 @@ Run apply(PlanContext& c) {
       factor[k] = static_cast<T>(static_cast<double>(scale[k]) * stats.deviation(k, epsilon));
     }
     const T* mean = stats.mean;
-    for_elements(v, threads, [=](std::int64_t i, std::int64_t k) { y[i] = (x[i] - mean[k]) * factor[k] + bias[k]; });
+    for_elements(v, threads,
+                 [=](std::int64_t i, std::int64_t k) { y[i] = (x[i] - mean[k]) * factor[k] + bias[k]; });
   };
 }
 
@@ -334,14 +338,17 @@ Run running_stats(const PlanContext& c) {
       const T mean = r.in<T>(0)[k], var = r.in<T>(1)[k];
       const bool any = stats.count > 0;
       if (r.out<T>(0)) r.out<T>(0)[k] = any ? mean * keep + stats.mean[k] * take : mean;
-      if (both) r.out<T>(1)[k] = any ? var * keep + static_cast<T>(static_cast<double>(stats.m2[k]) / divisor) * take : var;
+      if (both)
+        r.out<T>(1)[k] =
+            any ? var * keep + static_cast<T>(static_cast<double>(stats.m2[k]) / divisor) * take : var;
     }
   };
 }
 
 /// x in the layout it comes in; the statistics are vectors.
 LayoutChoice statistics_of(const PlanContext& c) {
-  LayoutChoice choice{std::vector<Layout>(c.inputs.size(), Layout::dense), std::vector<Layout>(c.outputs.size(), Layout::dense)};
+  LayoutChoice choice{std::vector<Layout>(c.inputs.size(), Layout::dense),
+                      std::vector<Layout>(c.outputs.size(), Layout::dense)};
   choice.inputs[0] = c.inputs[0].layout;
   return choice;
 }
@@ -349,9 +356,12 @@ LayoutChoice statistics_of(const PlanContext& c) {
 }  // namespace
 
 void add_norms(KernelTable& table) {
-#define ONNXDDP_FLOAT(CALL)                                                                                   \
-  [](PlanContext& c) {                                                                                        \
-    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { using T = decltype(element); return CALL; }); \
+#define ONNXDDP_FLOAT(CALL)                                         \
+  [](PlanContext& c) {                                              \
+    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { \
+      using T = decltype(element);                                  \
+      return CALL;                                                  \
+    });                                                             \
   }
   add(table, {"BatchStats", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(batch_stats<T>(c)), statistics_of});
   add(table, {"FixedStats", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(fixed_stats<T>(c))});
@@ -359,7 +369,8 @@ void add_norms(KernelTable& table) {
   add(table, {"BatchNormApply", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(apply<T>(c)), same_layout});
   add(table, {"RunningStats", kFloats, LayoutRule::dense, ONNXDDP_FLOAT(running_stats<T>(c))});
   add(table, {"BatchNormGradSums", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(grad_sums<T>(c)), same_layout});
-  add(table, {"BatchNormGradApply", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(grad_apply<T>(c)), same_layout});
+  add(table,
+      {"BatchNormGradApply", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(grad_apply<T>(c)), same_layout});
 #undef ONNXDDP_FLOAT
 }
 

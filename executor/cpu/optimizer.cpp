@@ -85,7 +85,8 @@ void add_optimizers(KernelTable& table) {
                 return with_float(c.inputs[0].dtype, [&](auto element) { return sgd<decltype(element)>(c); });
               }});
   add(table, {"AdamUpdate", kFloats, LayoutRule::dense, [](PlanContext& c) {
-                return with_float(c.inputs[0].dtype, [&](auto element) { return adam<decltype(element)>(c); });
+                return with_float(c.inputs[0].dtype,
+                                  [&](auto element) { return adam<decltype(element)>(c); });
               }});
 }
 

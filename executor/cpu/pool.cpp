@@ -12,7 +12,7 @@ struct Pool {
   std::int64_t n, c, h, w, oh, ow;
   std::int64_t kh, kw, sh, sw, ph, pw, ph_end, pw_end, dh, dw;
   bool count_pads = false;
-  Ints xs, ys;  // strides N, C, H, W of the image and of the pooled image
+  Ints xs, ys;           // strides N, C, H, W of the image and of the pooled image
   std::int64_t run = 1;  // channels that lie side by side: c in NHWC, else 1
   int threads = 1;
 };
@@ -20,7 +20,8 @@ struct Pool {
 /// `image`: the larger tensor. Both have the same layout.
 Pool pool_of(const PlanContext& c, const SlotType& image, const SlotType& pooled) {
   CHECK(image.shape.size() == 4 && pooled.shape.size() == 4, "pooling is two-dimensional");
-  const Ints k = c.integers("kernel_shape"), s = c.integers("strides"), p = c.integers("pads"), d = c.integers("dilations");
+  const Ints k = c.integers("kernel_shape"), s = c.integers("strides"), p = c.integers("pads"),
+             d = c.integers("dilations");
   Pool v;
   v.n = image.shape[0], v.c = image.shape[1], v.h = image.shape[2], v.w = image.shape[3];
   v.oh = pooled.shape[2], v.ow = pooled.shape[3];
@@ -42,8 +43,8 @@ Taps taps(std::int64_t start, std::int64_t kernel, std::int64_t dilation, std::i
   return {std::min(first, last), last};
 }
 
-/// Calls f(channel run's image pointer offset, pooled offset, vertical taps, horizontal taps, oy, ox) for every window of the
-/// images [begin, end) of n (NHWC) or of n*c (dense).
+/// Calls f(channel run's image pointer offset, pooled offset, vertical taps, horizontal taps, oy, ox) for
+/// every window of the images [begin, end) of n (NHWC) or of n*c (dense).
 template <class F>
 void windows(const Pool& v, std::int64_t begin, std::int64_t end, const F& f) {
   const std::int64_t per = v.c / v.run;
@@ -55,7 +56,8 @@ void windows(const Pool& v, std::int64_t begin, std::int64_t end, const F& f) {
       const Taps rows = taps(y, v.kh, v.dh, v.h);
       for (std::int64_t ox = 0; ox < v.ow; ++ox) {
         const std::int64_t x = ox * v.sw - v.pw;
-        f(x0 + y * v.xs[2] + x * v.xs[3], y0 + oy * v.ys[2] + ox * v.ys[3], rows, taps(x, v.kw, v.dw, v.w), y, x);
+        f(x0 + y * v.xs[2] + x * v.xs[3], y0 + oy * v.ys[2] + ox * v.ys[3], rows, taps(x, v.kw, v.dw, v.w), y,
+          x);
       }
     }
   }
@@ -64,12 +66,15 @@ std::int64_t images(const Pool& v) { return v.n * (v.c / v.run); }
 std::int64_t image_grain(const Pool& v) { return grain_of(v.run * v.oh * v.ow * v.kh * v.kw); }
 
 /// Offset from the window's first tap to tap (i, j).
-std::int64_t tap_offset(const Pool& v, std::int64_t i, std::int64_t j) { return i * v.dh * v.xs[2] + j * v.dw * v.xs[3]; }
+std::int64_t tap_offset(const Pool& v, std::int64_t i, std::int64_t j) {
+  return i * v.dh * v.xs[2] + j * v.dw * v.xs[3];
+}
 
 /// Channels whose maxima stay in registers while a window is walked.
 constexpr int kBlock = 16;
 
-/// f(first channel, number of channels) over a run of channels; the number is a constant for all blocks but the last.
+/// f(first channel, number of channels) over a run of channels; the number is a constant for all blocks but
+/// the last.
 template <class F>
 void blocks(std::int64_t run, const F& f) {
   std::int64_t k = 0;
@@ -84,20 +89,22 @@ Run max_pool(const PlanContext& c) {
     const T* in = r.in<T>(0);
     T* out = r.out<T>(0);
     parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
-      windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
-        blocks(v.run, [&](std::int64_t channel, auto count) {
-          T most[kBlock];
-          std::fill(most, most + kBlock, -std::numeric_limits<T>::infinity());
-          for (std::int64_t i = rows.first; i < rows.last; ++i) {
-            for (std::int64_t j = cols.first; j < cols.last; ++j) {
-              const T* at = in + x + tap_offset(v, i, j) + channel;
+      windows(v, begin, end,
+              [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
+                blocks(v.run, [&](std::int64_t channel, auto count) {
+                  T most[kBlock];
+                  std::fill(most, most + kBlock, -std::numeric_limits<T>::infinity());
+                  for (std::int64_t i = rows.first; i < rows.last; ++i) {
+                    for (std::int64_t j = cols.first; j < cols.last; ++j) {
+                      const T* at = in + x + tap_offset(v, i, j) + channel;
 #pragma omp simd
-              for (int k = 0; k < count; ++k) most[k] = at[k] > most[k] || at[k] != at[k] ? at[k] : most[k];
-            }
-          }
-          std::copy(most, most + count, out + y + channel);
-        });
-      });
+                      for (int k = 0; k < count; ++k)
+                        most[k] = at[k] > most[k] || at[k] != at[k] ? at[k] : most[k];
+                    }
+                  }
+                  std::copy(most, most + count, out + y + channel);
+                });
+              });
     });
   };
 }
@@ -141,14 +148,18 @@ Run max_pool_grad(const PlanContext& c) {
     T* dx = r.out<T>(0);
     std::fill(dx, dx + numel, T(0));
     parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
-      windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
-        blocks(v.run, [&](std::int64_t k, auto count) { max_window_grad(v, in + x + k, dy + y + k, dx + x + k, rows, cols, count); });
-      });
+      windows(v, begin, end,
+              [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t, std::int64_t) {
+                blocks(v.run, [&](std::int64_t k, auto count) {
+                  max_window_grad(v, in + x + k, dy + y + k, dx + x + k, rows, cols, count);
+                });
+              });
     });
   };
 }
 
-/// Elements by which a window's sum is divided. With count_include_pad the padding counts, but not what ceil_mode adds beyond it.
+/// Elements by which a window's sum is divided. With count_include_pad the padding counts, but not what
+/// ceil_mode adds beyond it.
 std::int64_t divisor(const Pool& v, Taps rows, Taps cols, std::int64_t y, std::int64_t x) {
   if (!v.count_pads) return (rows.last - rows.first) * (cols.last - cols.first);
   const Taps r = taps(y, v.kh, v.dh, v.h + v.ph_end), c = taps(x, v.kw, v.dw, v.w + v.pw_end);
@@ -163,19 +174,21 @@ Run average_pool(const PlanContext& c) {
     const T* in = r.in<T>(0);
     T* out = r.out<T>(0);
     parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
-      windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t top, std::int64_t left) {
-        T* sum = out + y;
-        std::fill(sum, sum + v.run, T(0));
-        for (std::int64_t i = rows.first; i < rows.last; ++i) {
-          for (std::int64_t j = cols.first; j < cols.last; ++j) {
-            const T* at = in + x + tap_offset(v, i, j);
+      windows(v, begin, end,
+              [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t top, std::int64_t left) {
+                T* sum = out + y;
+                std::fill(sum, sum + v.run, T(0));
+                for (std::int64_t i = rows.first; i < rows.last; ++i) {
+                  for (std::int64_t j = cols.first; j < cols.last; ++j) {
+                    const T* at = in + x + tap_offset(v, i, j);
 #pragma omp simd
-            for (std::int64_t k = 0; k < v.run; ++k) sum[k] += at[k];
-          }
-        }
-        const T scale = T(1) / static_cast<T>(std::max<std::int64_t>(divisor(v, rows, cols, top, left), 1));
-        for (std::int64_t k = 0; k < v.run; ++k) sum[k] *= scale;
-      });
+                    for (std::int64_t k = 0; k < v.run; ++k) sum[k] += at[k];
+                  }
+                }
+                const T scale =
+                    T(1) / static_cast<T>(std::max<std::int64_t>(divisor(v, rows, cols, top, left), 1));
+                for (std::int64_t k = 0; k < v.run; ++k) sum[k] *= scale;
+              });
     });
   };
 }
@@ -190,23 +203,26 @@ Run average_pool_grad(const PlanContext& c) {
     T* dx = r.out<T>(0);
     std::fill(dx, dx + numel, T(0));
     parallel_for(v.threads, images(v), image_grain(v), [&](std::int64_t begin, std::int64_t end) {
-      windows(v, begin, end, [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t top, std::int64_t left) {
-        const T scale = T(1) / static_cast<T>(std::max<std::int64_t>(divisor(v, rows, cols, top, left), 1));
-        for (std::int64_t i = rows.first; i < rows.last; ++i) {
-          for (std::int64_t j = cols.first; j < cols.last; ++j) {
-            T* at = dx + x + tap_offset(v, i, j);
+      windows(v, begin, end,
+              [&](std::int64_t x, std::int64_t y, Taps rows, Taps cols, std::int64_t top, std::int64_t left) {
+                const T scale =
+                    T(1) / static_cast<T>(std::max<std::int64_t>(divisor(v, rows, cols, top, left), 1));
+                for (std::int64_t i = rows.first; i < rows.last; ++i) {
+                  for (std::int64_t j = cols.first; j < cols.last; ++j) {
+                    T* at = dx + x + tap_offset(v, i, j);
 #pragma omp simd
-            for (std::int64_t k = 0; k < v.run; ++k) at[k] += dy[y + k] * scale;
-          }
-        }
-      });
+                    for (std::int64_t k = 0; k < v.run; ++k) at[k] += dy[y + k] * scale;
+                  }
+                }
+              });
     });
   };
 }
 
 /// All rank-4 operands in one layout: NHWC if one of them comes so.
 LayoutChoice one_layout(const PlanContext& c) {
-  const bool nhwc = std::any_of(c.inputs.begin(), c.inputs.end(), [](const SlotType& t) { return t.layout == Layout::nhwc; });
+  const bool nhwc = std::any_of(c.inputs.begin(), c.inputs.end(),
+                                [](const SlotType& t) { return t.layout == Layout::nhwc; });
   const Layout layout = nhwc ? Layout::nhwc : Layout::dense;
   return {std::vector<Layout>(c.inputs.size(), layout), {layout}};
 }
@@ -214,14 +230,18 @@ LayoutChoice one_layout(const PlanContext& c) {
 }  // namespace
 
 void add_pools(KernelTable& table) {
-#define ONNXDDP_FLOAT(CALL)                                                                                   \
-  [](PlanContext& c) {                                                                                        \
-    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { using T = decltype(element); return CALL; }); \
+#define ONNXDDP_FLOAT(CALL)                                         \
+  [](PlanContext& c) {                                              \
+    return with_float(c.inputs[0].dtype, [&](auto element) -> Run { \
+      using T = decltype(element);                                  \
+      return CALL;                                                  \
+    });                                                             \
   }
   add(table, {"MaxPool", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(max_pool<T>(c)), one_layout});
   add(table, {"MaxPoolGrad", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(max_pool_grad<T>(c)), one_layout});
   add(table, {"AveragePool", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(average_pool<T>(c)), one_layout});
-  add(table, {"AveragePoolGrad", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(average_pool_grad<T>(c)), one_layout});
+  add(table,
+      {"AveragePoolGrad", kFloats, LayoutRule::choose, ONNXDDP_FLOAT(average_pool_grad<T>(c)), one_layout});
 #undef ONNXDDP_FLOAT
 }
 

@@ -1,4 +1,5 @@
-// Reductions over any axes. Accumulation is in double (integers: i64) in an order that does not depend on threads.
+// Reductions over any axes. Accumulation is in double (integers: i64) in an order that does not depend on
+// threads.
 #include <cmath>
 #include <limits>
 
@@ -17,7 +18,8 @@ struct SumOf {
 };
 template <class A>
 struct MaxOf {
-  static constexpr A start = std::numeric_limits<A>::has_infinity ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::min();
+  static constexpr A start = std::numeric_limits<A>::has_infinity ? -std::numeric_limits<A>::infinity()
+                                                                  : std::numeric_limits<A>::min();
   A operator()(A most, A x) const { return x > most || x != x ? x : most; }
 };
 
@@ -42,22 +44,24 @@ struct Reduce {
 template <class T, class A, class F>
 void reduce_along(const Reduce& p, const T* x, T* y, F f, double scale) {
   const std::int64_t n = p.inner_reduced.size, s = p.inner_reduced.stride[0];
-  parallel_for(p.threads, p.kept.count(), grain_of(n * p.reduced.count()), [&](std::int64_t begin, std::int64_t end) {
-    p.kept.each(begin, end, [&](const auto& at) {
-      A total = F::start;
-      p.reduced.each(0, p.reduced.count(), [&](const auto& r) {
-        const T* row = x + at[0] + r[0];
-        if constexpr (std::is_same_v<F, SumOf<double>>) {
-          if (s == 1) {
-            total += sum_contiguous(row, n);
-            return;
-          }
-        }
-        for (std::int64_t i = 0; i < n; ++i) total = f(total, static_cast<A>(row[i * s]));
+  parallel_for(
+      p.threads, p.kept.count(), grain_of(n * p.reduced.count()), [&](std::int64_t begin, std::int64_t end) {
+        p.kept.each(begin, end, [&](const auto& at) {
+          A total = F::start;
+          p.reduced.each(0, p.reduced.count(), [&](const auto& r) {
+            const T* row = x + at[0] + r[0];
+            if constexpr (std::is_same_v<F, SumOf<double>>) {
+              if (s == 1) {
+                total += sum_contiguous(row, n);
+                return;
+              }
+            }
+            for (std::int64_t i = 0; i < n; ++i) total = f(total, static_cast<A>(row[i * s]));
+          });
+          y[at[1]] =
+              static_cast<T>(scale == 1.0 ? total : static_cast<A>(static_cast<double>(total) * scale));
+        });
       });
-      y[at[1]] = static_cast<T>(scale == 1.0 ? total : static_cast<A>(static_cast<double>(total) * scale));
-    });
-  });
 }
 
 template <class T, class A, class F>
@@ -83,12 +87,14 @@ void reduce_across(const Reduce& p, const T* x, T* y, F f, double scale) {
         });
         T* out = y + at[1] + first * sy;
         for (std::int64_t i = 0; i < n; ++i) {
-          out[i * sy] = static_cast<T>(scale == 1.0 ? total[i] : static_cast<A>(static_cast<double>(total[i]) * scale));
+          out[i * sy] =
+              static_cast<T>(scale == 1.0 ? total[i] : static_cast<A>(static_cast<double>(total[i]) * scale));
         }
       });
     }
   };
-  parallel_for(p.threads, p.kept.count() * blocks, grain_of(p.reduced.count() * std::min(kBlock, p.inner_kept.size)), body);
+  parallel_for(p.threads, p.kept.count() * blocks,
+               grain_of(p.reduced.count() * std::min(kBlock, p.inner_kept.size)), body);
 }
 
 template <class T, class A, class F>
@@ -110,7 +116,8 @@ Run reduce(const PlanContext& c, Reduce plan, Reduction kind) {
     using T = decltype(element);
     using A = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>;
     if (kind == Reduction::max) return reduce_run<T, A>(std::move(plan), MaxOf<A>(), 1.0);
-    return reduce_run<T, A>(std::move(plan), SumOf<A>(), kind == Reduction::mean ? 1.0 / static_cast<double>(n) : 1.0);
+    return reduce_run<T, A>(std::move(plan), SumOf<A>(),
+                            kind == Reduction::mean ? 1.0 / static_cast<double>(n) : 1.0);
   });
 }
 
@@ -208,7 +215,8 @@ Run count_targets(const PlanContext& c) {
   const DType to = c.outputs[0].dtype;
   return [=](const RunContext& r) {
     const T* t = r.in<T>(0);
-    const std::int64_t kept = std::count_if(t, t + n, [&](T x) { return static_cast<std::int64_t>(x) != ignore; });
+    const std::int64_t kept =
+        std::count_if(t, t + n, [&](T x) { return static_cast<std::int64_t>(x) != ignore; });
     with_number(to, [&](auto element) {
       *r.out<decltype(element)>(0) = static_cast<decltype(element)>(kept);
       return 0;
@@ -225,13 +233,16 @@ void add_reductions(KernelTable& table) {
   add(table, {"ReduceMax", kNumbers, LayoutRule::choose, axes(Reduction::max), input_as_it_is});
   add(table, {"SumTo", kNumbers, LayoutRule::choose, prepare_sum_to, input_as_it_is});
   add(table, {"ArgMax", kNumbers, LayoutRule::dense, [](PlanContext& c) {
-                return with_number(c.inputs[0].dtype, [&](auto element) { return arg_max<decltype(element)>(c); });
+                return with_number(c.inputs[0].dtype,
+                                   [&](auto element) { return arg_max<decltype(element)>(c); });
               }});
   add(table, {"SumSquares", kFloats, LayoutRule::dense, [](PlanContext& c) {
-                return with_float(c.inputs[0].dtype, [&](auto element) { return sum_squares<decltype(element)>(c); });
+                return with_float(c.inputs[0].dtype,
+                                  [&](auto element) { return sum_squares<decltype(element)>(c); });
               }});
   add(table, {"CountTargets", {DType::i64, DType::i32}, LayoutRule::dense, [](PlanContext& c) {
-                return c.inputs[0].dtype == DType::i64 ? count_targets<std::int64_t>(c) : count_targets<std::int32_t>(c);
+                return c.inputs[0].dtype == DType::i64 ? count_targets<std::int64_t>(c)
+                                                       : count_targets<std::int32_t>(c);
               }});
 }
 

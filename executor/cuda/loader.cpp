@@ -19,17 +19,27 @@ bool has_driver(std::string& reason) {
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(const std::string& kind, int threads) {
-  if (kind == "cpu" || kind == "auto") return make_cpu_device(threads);
+void check_device(const std::string& kind) {
+  if (kind == "cpu" || kind == "auto") return;
   if (kind == "cuda") {
     std::string reason;
     if (!has_driver(reason))
-      throw usage_error("--device cuda: there is no NVIDIA driver here").at(reason).hint("--device cpu, or run where nvidia-smi works");
-    throw usage_error("--device cuda: this version's CUDA module cannot run whole training steps yet").hint("--device cpu");
+      throw usage_error("--device cuda: there is no NVIDIA driver here")
+          .at(reason)
+          .hint("--device cpu, or run where nvidia-smi works");
+    throw usage_error("--device cuda: this version's CUDA module cannot run whole training steps yet")
+        .hint("--device cpu");
   }
   if (kind == "cudaemu")
-    throw usage_error("--device cudaemu: this version's emulated CUDA module cannot run whole training steps yet").hint("--device cpu");
+    throw usage_error(
+        "--device cudaemu: this version's emulated CUDA module cannot run whole training steps yet")
+        .hint("--device cpu");
   throw usage_error(cat("--device: unknown device '", kind, "'")).hint("auto, cpu, cuda or cudaemu");
+}
+
+std::unique_ptr<Device> make_device(const std::string& kind, int threads) {
+  check_device(kind);
+  return make_cpu_device(threads);
 }
 
 }  // namespace onnxddp

@@ -32,7 +32,11 @@ void batch_norm_infer(Inference& i) {
 void batch_norm_decompose(Compose& c) {
   Builder& b = c.builder();
   const bool training = c.flag("training");
-  const Expr stats = training ? call("BatchStats", {c.x(0)}) : call("FixedStats", {c.x(3), c.x(4)});
+  const auto role = [&](std::size_t i, const char* suffix) {
+    return b.graph().unique_name(b.graph().value(c.x(i).id()).name + suffix);
+  };
+  const Expr stats = training ? b.call("BatchStats", {c.x(0)}, {}, role(0, ".stats"))
+                              : b.call("FixedStats", {c.x(3), c.x(4)}, {}, role(3, ".stats"));
   c.y(0, call("BatchNormApply", {c.x(0), c.x(1), c.x(2), stats}, {{"epsilon", c.number("epsilon")}}));
   if (!training) {
     c.y(1, c.x(3));
@@ -40,7 +44,8 @@ void batch_norm_decompose(Compose& c) {
   } else if (c.results().size() > 1) {
     const std::vector<ValueId> next =
         b.emit("RunningStats", {c.x(3).id(), c.x(4).id(), stats.id()},
-               {{"momentum", c.number("momentum")}, {"unbiased", c.integer("unbiased")}});
+               {{"momentum", c.number("momentum")}, {"unbiased", c.integer("unbiased")}},
+               {role(3, ".next"), role(4, ".next")});
     c.y(1, b.expr(next[0]));
     c.y(2, b.expr(next[1]));
   }

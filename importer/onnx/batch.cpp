@@ -16,7 +16,8 @@ std::optional<std::int64_t> leading(const pb::ValueInfoProto& info) {
 }
 
 bool depends(const Shape& shape, const std::string& symbol) {
-  return std::any_of(shape.begin(), shape.end(), [&](const Dim& dim) { return dim.symbols().count(symbol) > 0; });
+  return std::any_of(shape.begin(), shape.end(),
+                     [&](const Dim& dim) { return dim.symbols().count(symbol) > 0; });
 }
 
 std::set<std::string> initializer_names(const pb::ModelProto& model) {
@@ -25,8 +26,8 @@ std::set<std::string> initializer_names(const pb::ModelProto& model) {
   return names;
 }
 
-/// The first entry of a Reshape's constant shape when x has the symbol: what makes the element counts agree and was the
-/// number at the old batch.
+/// The first entry of a Reshape's constant shape when x has the symbol: what makes the element counts agree
+/// and was the number at the old batch.
 std::optional<Dim> reshape_leading(const BatchChange& change, const Shape& x, const Dims& to) {
   if (!depends(x, change.symbol)) return std::nullopt;
   const std::int64_t first = to[0].value();
@@ -90,7 +91,8 @@ std::optional<std::int64_t> fixed_batch(const pb::ModelProto& model) {
     const std::optional<std::int64_t> old = leading(input);
     if (!old || *old < 1) return std::nullopt;
     const auto& outputs = model.graph().output();
-    const bool same = std::any_of(outputs.begin(), outputs.end(), [&](const pb::ValueInfoProto& output) { return leading(output) == old; });
+    const bool same = std::any_of(outputs.begin(), outputs.end(),
+                                  [&](const pb::ValueInfoProto& output) { return leading(output) == old; });
     return same ? old : std::nullopt;
   }
   return std::nullopt;
@@ -104,8 +106,10 @@ std::vector<BatchChange> batch_changes(const pb::ModelProto& model) {
       for (const auto& dim : input.type().tensor_type().shape().dim()) taken.insert(dim.dim_param());
     std::string symbol = "N";
     for (const char* name : {"N", "batch", "batch_size", "n"})
-      if (!taken.count(symbol)) break;
-      else symbol = name;
+      if (!taken.count(symbol))
+        break;
+      else
+        symbol = name;
     changes.push_back({symbol, *old, false});
     if (*old == 1) changes.push_back({symbol, *old, true});
   }

@@ -1,4 +1,5 @@
-// A batch dimension that the exporter fixed to a number is made symbolic where the model's constants allow it.
+// A batch dimension that the exporter fixed to a number is made symbolic where the model's constants allow
+// it.
 #pragma once
 
 #include <optional>
@@ -12,13 +13,14 @@ namespace onnxddp {
 
 /// One way to make the batch symbolic; the last way is to leave it.
 struct BatchChange {
-  std::string symbol;           // empty: nothing changes
-  std::int64_t old = 0;         // the number
-  bool expand_ones = false;     // also Expand and ConstantOfShape to a leading 1
+  std::string symbol;        // empty: nothing changes
+  std::int64_t old = 0;      // the number
+  bool expand_ones = false;  // also Expand and ConstantOfShape to a leading 1
 
   /// Whether a leading dimension of an input becomes symbolic.
   bool covers(std::int64_t dimension) const { return !symbol.empty() && dimension == old; }
-  /// Replaces the constant shape that a Reshape, Expand or ConstantOfShape reads where its first entry is the old batch.
+  /// Replaces the constant shape that a Reshape, Expand or ConstantOfShape reads where its first entry is the
+  /// old batch.
   void apply(OnnxNode& node, Graph& graph) const;
   /// Throws Error unless every output that had the old batch has the symbol.
   void verify(const pb::ModelProto& model, const Graph& graph) const;

@@ -14,14 +14,21 @@ constexpr int kIr = 9;
 
 /// Ops whose canonical inputs and attributes are ONNX's.
 const std::set<std::string, std::less<>> kSame = {
-    "Neg",  "Exp",  "Log",   "Sqrt",    "Reciprocal", "Sigmoid", "Tanh",     "Relu",      "Abs",    "Sign",    "Identity", "Erf",
-    "Add",  "Sub",  "Mul",   "Div",     "Pow",        "Max",     "Min",      "Equal",     "Less",   "Greater", "And",      "Or",
-    "Not",  "Where", "MatMul", "Gemm",  "Conv",       "MaxPool", "AveragePool", "GlobalAveragePool", "Softmax", "LogSoftmax",
-    "Transpose", "Concat", "Gather", "Flatten", "ArgMax"};
+    "Neg",        "Exp",        "Log",         "Sqrt",
+    "Reciprocal", "Sigmoid",    "Tanh",        "Relu",
+    "Abs",        "Sign",       "Identity",    "Erf",
+    "Add",        "Sub",        "Mul",         "Div",
+    "Pow",        "Max",        "Min",         "Equal",
+    "Less",       "Greater",    "And",         "Or",
+    "Not",        "Where",      "MatMul",      "Gemm",
+    "Conv",       "MaxPool",    "AveragePool", "GlobalAveragePool",
+    "Softmax",    "LogSoftmax", "Transpose",   "Concat",
+    "Gather",     "Flatten",    "ArgMax"};
 
 class Exporter {
  public:
-  Exporter(const Graph& graph, const std::map<std::string, HostTensor>& values) : graph_(graph), values_(values) {}
+  Exporter(const Graph& graph, const std::map<std::string, HostTensor>& values)
+      : graph_(graph), values_(values) {}
 
   std::string run() {
     model_.set_ir_version(kIr);
@@ -66,8 +73,10 @@ class Exporter {
     out.mutable_type()->mutable_tensor_type()->set_elem_type(proto_dtype(type.dtype));
     auto* shape = out.mutable_type()->mutable_tensor_type()->mutable_shape();
     for (const Dim& dim : type.shape) {
-      if (dim.is_constant()) shape->add_dim()->set_dim_value(dim.value());
-      else shape->add_dim()->set_dim_param(dim.str());
+      if (dim.is_constant())
+        shape->add_dim()->set_dim_value(dim.value());
+      else
+        shape->add_dim()->set_dim_param(dim.str());
     }
     return out;
   }
@@ -116,7 +125,8 @@ class Exporter {
     return made;
   }
 
-  static pb::AttributeProto* attribute(pb::NodeProto& node, const std::string& key, pb::AttributeProto::AttributeType type) {
+  static pb::AttributeProto* attribute(pb::NodeProto& node, const std::string& key,
+                                       pb::AttributeProto::AttributeType type) {
     pb::AttributeProto* out = node.add_attribute();
     out->set_name(key);
     out->set_type(type);
@@ -131,7 +141,8 @@ class Exporter {
   static void set_attribute(pb::NodeProto& node, const std::string& key, const Attr& value) {
     using A = pb::AttributeProto;
     if (const auto* i = std::get_if<std::int64_t>(&value)) attribute(node, key, A::INT)->set_i(*i);
-    if (const auto* d = std::get_if<double>(&value)) attribute(node, key, A::FLOAT)->set_f(static_cast<float>(*d));
+    if (const auto* d = std::get_if<double>(&value))
+      attribute(node, key, A::FLOAT)->set_f(static_cast<float>(*d));
     if (const auto* s = std::get_if<std::string>(&value)) attribute(node, key, A::STRING)->set_s(*s);
     if (const auto* dims = std::get_if<Dims>(&value)) strings(node, key, *dims);
     if (const auto* ints = std::get_if<Ints>(&value)) {
@@ -170,7 +181,9 @@ class Exporter {
     throw InternalError(cat(node.op->name, " has no attribute ", key));
   }
 
-  static Ints ints(const Node& node, const std::string& key) { return static_shape(attr_dims(attr(node, key))); }
+  static Ints ints(const Node& node, const std::string& key) {
+    return static_shape(attr_dims(attr(node, key)));
+  }
 
   static bool has_symbols(const Node& node) {
     for (const auto& [key, value] : node.attrs)
@@ -185,14 +198,16 @@ class Exporter {
     return made;
   }
 
-  /// Adds a constant input to a node whose first inputs are given; `suffix` tells the inputs of one node apart.
+  /// Adds a constant input to a node whose first inputs are given; `suffix` tells the inputs of one node
+  /// apart.
   std::string operand(const Node& node, const std::string& suffix, const HostTensor& value) {
     const std::string tensor = graph_.unique_name(cat(name(node.outputs.at(0)), ".", suffix));
     initializer(tensor, value);
     return tensor;
   }
   std::string operand(const Node& node, const std::string& suffix, const Ints& value) {
-    return operand(node, suffix, HostTensor::of<std::int64_t>({static_cast<std::int64_t>(value.size())}, value));
+    return operand(node, suffix,
+                   HostTensor::of<std::int64_t>({static_cast<std::int64_t>(value.size())}, value));
   }
 
   /// True if the node was written with a standard operator.
@@ -206,8 +221,10 @@ class Exporter {
       return true;
     }
     if (op == "Expand") return begin(node)->add_input(operand(node, "shape", ints(node, "shape"))), true;
-    if (op == "Squeeze" || op == "Unsqueeze") return begin(node)->add_input(operand(node, "axes", ints(node, "axes"))), true;
-    if (op == "ReduceSum" || op == "ReduceMean" || op == "ReduceMax" || op == "ReduceProd") return reduce(node);
+    if (op == "Squeeze" || op == "Unsqueeze")
+      return begin(node)->add_input(operand(node, "axes", ints(node, "axes"))), true;
+    if (op == "ReduceSum" || op == "ReduceMean" || op == "ReduceMax" || op == "ReduceProd")
+      return reduce(node);
     if (op == "Slice") return slice(node);
     if (op == "Clip") return clip(node);
     if (op == "Cast") return cast(node);
@@ -243,7 +260,8 @@ class Exporter {
     Ints ends = ints(node, "ends");
     const Ints steps = ints(node, "steps");
     for (std::size_t i = 0; i < ends.size(); ++i)
-      if (steps[i] < 0 && ends[i] < 0) ends[i] = std::numeric_limits<std::int64_t>::min();  // -1 would be the last element
+      if (steps[i] < 0 && ends[i] < 0)
+        ends[i] = std::numeric_limits<std::int64_t>::min();  // -1 would be the last element
     pb::NodeProto* made = begin(node);
     made->add_input(operand(node, "starts", ints(node, "starts")));
     made->add_input(operand(node, "ends", ends));
@@ -263,7 +281,9 @@ class Exporter {
   }
 
   bool cast(const Node& node) {
-    set_attribute(*begin(node), "to", static_cast<std::int64_t>(proto_dtype(*dtype_from_name(std::get<std::string>(attr(node, "to"))))));
+    set_attribute(
+        *begin(node), "to",
+        static_cast<std::int64_t>(proto_dtype(*dtype_from_name(std::get<std::string>(attr(node, "to"))))));
     return true;
   }
 
@@ -285,6 +305,8 @@ class Exporter {
 
 }  // namespace
 
-std::string graph_to_onnx(const Graph& graph, const std::map<std::string, HostTensor>& values) { return Exporter(graph, values).run(); }
+std::string graph_to_onnx(const Graph& graph, const std::map<std::string, HostTensor>& values) {
+  return Exporter(graph, values).run();
+}
 
 }  // namespace onnxddp

@@ -1,5 +1,5 @@
-// The safe reader of external data: nothing outside the model's folder is ever opened, and nothing is allocated before the
-// file is known to hold it.
+// The safe reader of external data: nothing outside the model's folder is ever opened, and nothing is
+// allocated before the file is known to hold it.
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
@@ -36,7 +36,8 @@ class Fd {
 
 std::vector<std::string> components(const std::string& location) {
   if (location.empty()) throw Error("its location is empty");
-  if (location.find('\0') != std::string::npos) throw Error("its location holds a zero byte");
+  if (std::any_of(location.begin(), location.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }))
+    throw Error(cat("its location '", one_line(location, 80), "' holds control characters"));
   if (location[0] == '/') throw Error(cat("its location '", location, "' is an absolute path"));
   if (location.find('\\') != std::string::npos || (location.size() > 1 && location[1] == ':'))
     throw Error(cat("its location '", location, "' is not a relative POSIX path"));
@@ -65,7 +66,8 @@ Fd open_beneath(int folder, const std::vector<std::string>& parts) {
   // Older kernels and sandboxes lack openat2: component by component.
   Fd at(::dup(folder));
   for (std::size_t i = 0; i < parts.size() && at.get() >= 0; ++i) {
-    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (i + 1 < parts.size() ? O_DIRECTORY : 0);
+    const int flags =
+        O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (i + 1 < parts.size() ? O_DIRECTORY : 0);
     at = Fd(::openat(at.get(), parts[i].c_str(), flags));
   }
   return at;
@@ -89,7 +91,8 @@ Place parse_place(const pb::TensorProto& tensor) {
   Place place;
   std::set<std::string> seen;
   for (const pb::StringStringEntryProto& entry : tensor.external_data()) {
-    if (!seen.insert(entry.key()).second) throw Error(cat("its external data gives '", one_line(entry.key(), 40), "' twice"));
+    if (!seen.insert(entry.key()).second)
+      throw Error(cat("its external data gives '", one_line(entry.key(), 40), "' twice"));
     if (entry.key() == "location") {
       place.location = entry.value();
     } else if (entry.key() == "offset") {
@@ -115,15 +118,19 @@ class Reader {
       throw Error(cat("its external data has ", *place.length, " bytes, its type and shape need ", bytes));
     File& file = open(place.location);
     if (place.offset > file.size || bytes > file.size - place.offset)
-      throw Error(cat("it ends at byte ", place.offset, "+", bytes, " of '", place.location, "', which has ", file.size));
+      throw Error(cat("it ends at byte ", place.offset, "+", bytes, " of '", place.location, "', which has ",
+                      file.size));
     // Tied tensors may share bytes, but a small file must not be multiplied without bound.
     file.used += bytes;
     if (file.used > 4 * file.size) throw Error(cat("too many tensors overlap in '", place.location, "'"));
     std::string data(bytes, '\0');
     for (std::uint64_t done = 0; done < bytes;) {
-      const ssize_t n = ::pread(file.fd.get(), data.data() + done, bytes - done, static_cast<off_t>(place.offset + done));
+      const ssize_t n =
+          ::pread(file.fd.get(), data.data() + done, bytes - done, static_cast<off_t>(place.offset + done));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) throw Error(cat("reading '", place.location, "' failed: ", n < 0 ? std::strerror(errno) : "the file became shorter"));
+      if (n <= 0)
+        throw Error(cat("reading '", place.location,
+                        "' failed: ", n < 0 ? std::strerror(errno) : "the file became shorter"));
       done += static_cast<std::uint64_t>(n);
     }
     tensor.set_raw_data(std::move(data));
@@ -143,13 +150,17 @@ class Reader {
     Fd fd = open_beneath(fd_.get(), components(location));
     if (fd.get() < 0) {
       const int error = errno;
-      if (error == ELOOP || error == EXDEV) throw Error(cat("'", location, "' is or goes through a symbolic link, which is not followed"));
+      if (error == ELOOP || error == EXDEV)
+        throw Error(cat("'", location, "' is or goes through a symbolic link, which is not followed"));
       throw Error(cat("its file '", location, "' cannot be opened: ", std::strerror(error)));
     }
     struct stat info {};
-    if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) throw Error(cat("'", location, "' is not a regular file"));
-    if (info.st_nlink > 1) throw Error(cat("'", location, "' has other hard links, it may be a file from elsewhere"));
-    return files_.emplace(location, File{std::move(fd), static_cast<std::uint64_t>(info.st_size), 0}).first->second;
+    if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode))
+      throw Error(cat("'", location, "' is not a regular file"));
+    if (info.st_nlink > 1)
+      throw Error(cat("'", location, "' has other hard links, it may be a file from elsewhere"));
+    return files_.emplace(location, File{std::move(fd), static_cast<std::uint64_t>(info.st_size), 0})
+        .first->second;
   }
 
   std::filesystem::path folder_;
@@ -169,7 +180,9 @@ void load_external_data(pb::ModelProto& model, const std::filesystem::path& fold
       reader->load(tensor);
     } catch (const Error& e) {
       throw Error(cat(what, ": ", e.what()))
-          .hint("external data must be regular files in the model's folder; copy them there, or export with external_data=False");
+          .hint(
+              "external data must be regular files in the model's folder; copy them there, or export with "
+              "external_data=False");
     }
   });
 }

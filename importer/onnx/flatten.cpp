@@ -19,7 +19,9 @@ std::string free_name(Names& names, const std::string& hint) {
   return name;
 }
 
-std::string node_label(const pb::NodeProto& node) { return node.name().empty() ? "" : " '" + node.name() + "'"; }
+std::string node_label(const pb::NodeProto& node) {
+  return node.name().empty() ? "" : " '" + node.name() + "'";
+}
 
 /// Where names and attributes of a body mean something.
 struct Scope {
@@ -53,15 +55,19 @@ class Flattener {
   void body(const pb::FunctionProto& function, const FlatNode& call) {
     Scope scope;
     scope.opsets = function_opsets(function, *call.opsets);
-    for (const pb::AttributeProto& attribute : function.attribute_proto()) scope.attributes[attribute.name()] = &attribute;
-    for (const pb::AttributeProto& attribute : call.proto->attribute()) scope.attributes[attribute.name()] = &attribute;
+    for (const pb::AttributeProto& attribute : function.attribute_proto())
+      scope.attributes[attribute.name()] = &attribute;
+    for (const pb::AttributeProto& attribute : call.proto->attribute())
+      scope.attributes[attribute.name()] = &attribute;
     for (int i = 0; i < function.input_size(); ++i)
-      scope.names[function.input(i)] = static_cast<std::size_t>(i) < call.inputs.size() ? call.inputs[static_cast<std::size_t>(i)] : "";
+      scope.names[function.input(i)] =
+          static_cast<std::size_t>(i) < call.inputs.size() ? call.inputs[static_cast<std::size_t>(i)] : "";
     std::vector<std::pair<std::string, std::string>> aliases;  // inner name -> output that is not its own
     for (int i = 0; i < function.output_size() && static_cast<std::size_t>(i) < call.outputs.size(); ++i) {
       const std::string& outer = call.outputs[static_cast<std::size_t>(i)];
       if (outer.empty()) continue;
-      if (is_constant_of(function, function.output(i)) || !scope.names.emplace(function.output(i), outer).second)
+      if (is_constant_of(function, function.output(i)) ||
+          !scope.names.emplace(function.output(i), outer).second)
         aliases.emplace_back(function.output(i), outer);
     }
     const std::string first = call.outputs.empty() ? "" : call.outputs[0];
@@ -80,7 +86,8 @@ class Flattener {
     });
   }
 
-  static std::shared_ptr<const Opsets> function_opsets(const pb::FunctionProto& function, const Opsets& outer) {
+  static std::shared_ptr<const Opsets> function_opsets(const pb::FunctionProto& function,
+                                                       const Opsets& outer) {
     auto opsets = std::make_shared<Opsets>(opsets_of(function.opset_import()));
     opsets->insert(outer.begin(), outer.end());
     return opsets;
@@ -93,7 +100,8 @@ class Flattener {
     return scope.names[name] = free_name(names_, scope.prefix + name);
   }
 
-  void identity(const std::string& from, const std::string& to, const Scope& scope, const std::string& origin) {
+  void identity(const std::string& from, const std::string& to, const Scope& scope,
+                const std::string& origin) {
     auto proto = std::make_shared<pb::NodeProto>();
     proto->set_op_type("Identity");
     nodes.push_back({std::move(proto), {from}, {to}, {true}, scope.opsets, origin});
@@ -182,8 +190,8 @@ bool has_entry(const FlatNode& node) {
   return node.is("Constant") || default_registry().find_onnx(node.domain(), node.op()) != nullptr;
 }
 
-/// ONNX's body that does not depend on types. A body may have been written for a later opset than the node's: it says
-/// what the same version of the operator does, and brings its own opset.
+/// ONNX's body that does not depend on types. A body may have been written for a later opset than the node's:
+/// it says what the same version of the operator does, and brings its own opset.
 const pb::FunctionProto* plain_body(const FlatNode& node) {
   const pb::OpSchema* schema = schema_of(node);
   if (!schema || !schema->HasFunction()) return nullptr;
@@ -210,7 +218,8 @@ bool is_known(const FlatNode& node, int depth) {
   if (!function || depth == 0) return false;
   Names names;
   const std::vector<FlatNode> nodes = inline_function(*function, node, names);
-  return std::all_of(nodes.begin(), nodes.end(), [&](const FlatNode& inner) { return is_known(inner, depth - 1); });
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [&](const FlatNode& inner) { return is_known(inner, depth - 1); });
 }
 
 }  // namespace
@@ -225,7 +234,8 @@ std::string FlatNode::label() const { return op() + node_label(*proto); }
 Opsets opsets_of(const google::protobuf::RepeatedPtrField<pb::OperatorSetIdProto>& imports) {
   Opsets opsets;
   for (const pb::OperatorSetIdProto& import : imports)
-    opsets[plain_domain(import.domain())] = static_cast<int>(std::min<std::int64_t>(import.version(), 1'000'000));
+    opsets[plain_domain(import.domain())] =
+        static_cast<int>(std::min<std::int64_t>(import.version(), 1'000'000));
   return opsets;
 }
 
@@ -238,7 +248,8 @@ Flat flatten(const pb::ModelProto& model) {
     flat.names.insert(flat.tensors[i].name);
   }
   for (const pb::ValueInfoProto& input : graph.input()) flat.names.insert(input.name());
-  for (const pb::NodeProto& node : graph.node()) flat.names.insert(node.output().begin(), node.output().end());
+  for (const pb::NodeProto& node : graph.node())
+    flat.names.insert(node.output().begin(), node.output().end());
   Flattener flattener(flat.names);
   flattener.add_functions(model);
   flattener.add_tensors(flat.tensors);
@@ -249,7 +260,8 @@ Flat flatten(const pb::ModelProto& model) {
   return flat;
 }
 
-std::vector<FlatNode> inline_function(const pb::FunctionProto& function, const FlatNode& call, std::set<std::string>& names) {
+std::vector<FlatNode> inline_function(const pb::FunctionProto& function, const FlatNode& call,
+                                      std::set<std::string>& names) {
   Flattener flattener(names);
   flattener.body(function, call);
   std::set<std::string> wanted;
@@ -258,7 +270,8 @@ std::vector<FlatNode> inline_function(const pb::FunctionProto& function, const F
   return prune(std::move(flattener.nodes), std::move(wanted));
 }
 
-std::shared_ptr<const pb::FunctionProto> onnx_body(const FlatNode& node, const std::vector<pb::TypeProto>& types) {
+std::shared_ptr<const pb::FunctionProto> onnx_body(const FlatNode& node,
+                                                   const std::vector<pb::TypeProto>& types) {
   const pb::OpSchema* schema = schema_of(node);
   if (!schema) return nullptr;
   auto body = std::make_shared<pb::FunctionProto>();
@@ -269,7 +282,8 @@ std::shared_ptr<const pb::FunctionProto> onnx_body(const FlatNode& node, const s
     call.clear_input();
     call.clear_output();
     for (const std::string& input : node.inputs) call.add_input(input);
-    for (std::size_t i = 0; i < node.outputs.size(); ++i) call.add_output(node.used[i] ? node.outputs[i] : "");
+    for (std::size_t i = 0; i < node.outputs.size(); ++i)
+      call.add_output(node.used[i] ? node.outputs[i] : "");
     const pb::FunctionBodyBuildContextImpl context(call, types);
     if (!schema->BuildContextDependentFunction(context, *body, node.opset())) return nullptr;
   } else {
@@ -291,13 +305,16 @@ std::vector<std::string> unknown_ops(const Flat& flat) {
   for (const FlatNode& node : flat.nodes) {
     if (!seen.insert({node.domain(), node.op()}).second || is_known(node, 4)) continue;
     const std::string domain = node.domain().empty() ? "ai.onnx" : node.domain();
-    out.push_back(cat(domain, "::", node.op(), " (node '", node.proto->name().empty() ? node.outputs[0] : node.proto->name(), "', opset ", node.opset(), ")"));
+    out.push_back(cat(domain, "::", node.op(), " (node '",
+                      node.proto->name().empty() ? node.outputs[0] : node.proto->name(), "', opset ",
+                      node.opset(), ")"));
   }
   return out;
 }
 
 bool all_ops_known_to_onnx(const Flat& flat) {
-  return std::all_of(flat.nodes.begin(), flat.nodes.end(), [](const FlatNode& node) { return schema_of(node) || has_entry(node); });
+  return std::all_of(flat.nodes.begin(), flat.nodes.end(),
+                     [](const FlatNode& node) { return schema_of(node) || has_entry(node); });
 }
 
 std::vector<std::string> unknown_ops(const OnnxModel& model) { return unknown_ops(flatten(model.proto)); }

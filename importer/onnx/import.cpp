@@ -2,8 +2,6 @@
 #include <onnx/defs/schema.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 
 #include "graph/builder.h"
 #include "graph/pass.h"
@@ -15,74 +13,22 @@ namespace onnxddp {
 
 namespace {
 
-Attr to_attr(const pb::AttributeProto& attribute, const std::string& domain) {
-  using A = pb::AttributeProto;
-  switch (attribute.type()) {
-    case A::INT: return attribute.i();
-    case A::FLOAT: return decimal_of(attribute.f());
-    case A::STRING: return attribute.s();
-    case A::INTS: return Ints(attribute.ints().begin(), attribute.ints().end());
-    case A::FLOATS: {
-      std::vector<double> out;
-      for (float f : attribute.floats()) out.push_back(decimal_of(f));
-      return out;
-    }
-    case A::STRINGS:
-      if (domain == kOwnDomain) {  // dimension lists of graph_to_onnx
-        Dims dims;
-        for (const std::string& text : attribute.strings()) dims.push_back(Dim::parse(text));
-        return make_attr(dims);
-      }
-      break;
-    default: break;
-  }
-  throw Error(cat("attribute '", attribute.name(), "' has a type that is not supported"));
-}
-
-/// A dimension's name as a symbol: an expression as it is, anything else with other characters replaced.
-Dim symbol_of(const std::string& name) {
-  try {
-    const Dim dim = Dim::parse(name);
-    if (!dim.is_constant() && (dim.symbols().size() == 1 || name.find('-') == std::string::npos)) return dim;
-  } catch (const Error&) {  // "batch-size", "unk__0 (dynamic)" and the like are names
-  }
-  std::string out;
-  for (char c : name) out += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-  if (out.empty() || std::isdigit(static_cast<unsigned char>(out[0]))) out = "d_" + out;
-  return Dim::symbol(out);
-}
-
-double number_of(const std::string& name, const std::string& text) {
-  if (text == "true") return 1;
-  if (text == "false") return 0;
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0') throw usage_error(cat("--input ", name, "=", text, ": not a number, true or false"));
-  return value;
-}
-
-pb::TypeProto type_proto(const TensorType& type) {
-  pb::TypeProto out;
-  out.mutable_tensor_type()->set_elem_type(proto_dtype(type.dtype));
-  auto* shape = out.mutable_tensor_type()->mutable_shape();
-  for (const Dim& dim : type.shape) {
-    auto* d = shape->add_dim();
-    if (dim.is_constant()) d->set_dim_value(dim.value());
-    else d->set_dim_param(dim.str());
-  }
-  return out;
-}
-
 class Importer {
  public:
-  Importer(std::shared_ptr<const OnnxModel> model, const ImportOptions& options, const Flat& flat, const std::vector<TensorRole>& roles,
-           const BatchChange& change)
-      : options_(options), flat_(flat), change_(change), names_(flat.names), proto_(model->proto), builder_(out_.graph) {
+  Importer(std::shared_ptr<const OnnxModel> model, const ImportOptions& options, const Flat& flat,
+           const std::vector<TensorRole>& roles, const BatchChange& change)
+      : options_(options),
+        flat_(flat),
+        change_(change),
+        names_(flat.names),
+        proto_(model->proto),
+        builder_(out_.graph) {
     out_.source = std::move(model);
     out_.roles = roles;
     out_.batch_symbol = change.symbol.empty() ? "N" : change.symbol;
     if (!change.symbol.empty()) symbols_.insert(change.symbol);
-    for (const pb::StringStringEntryProto& entry : proto_.metadata_props()) out_.metadata[entry.key()] = entry.value();
+    for (const pb::StringStringEntryProto& entry : proto_.metadata_props())
+      out_.metadata[entry.key()] = entry.value();
     if (!proto_.graph().name().empty()) out_.graph.name = proto_.graph().name();
   }
 
@@ -116,9 +62,11 @@ class Importer {
     const auto& proto = info.type().tensor_type();
     const auto dtype = dtype_of_proto(proto.elem_type());
     if (!dtype) throw Error(cat("element type ", proto_dtype_name(proto.elem_type()), " is not supported"));
-    if (!proto.has_shape()) throw Error("the input's rank is not given").hint("export the model with known ranks");
+    if (!proto.has_shape())
+      throw Error("the input's rank is not given").hint("export the model with known ranks");
     TensorType type{*dtype, {}};
-    for (int i = 0; i < proto.shape().dim_size(); ++i) type.shape.push_back(dimension(info.name(), proto.shape().dim(i), i));
+    for (int i = 0; i < proto.shape().dim_size(); ++i)
+      type.shape.push_back(dimension(info.name(), proto.shape().dim(i), i));
     if (!type.shape.empty() && change_.symbol.empty() && !seen_batch_ && !type.shape[0].is_constant()) {
       const std::set<std::string> symbols = type.shape[0].symbols();
       if (symbols.size() == 1) out_.batch_symbol = *symbols.begin(), seen_batch_ = true;
@@ -131,8 +79,12 @@ class Importer {
     }
     used_inputs_.insert(info.name());
     out_.roles.back().reason = cat("--input ", info.name(), "=", fixed->second);
-    const Expr value = builder_.constant(HostTensor::full(*dtype, {}, number_of(info.name(), fixed->second)), type.shape.empty() ? info.name() : info.name() + ".value");
-    values_[info.name()] = type.shape.empty() ? value.id() : builder_.call("Expand", {value}, {{"shape", make_attr(type.shape)}}, info.name()).id();
+    const Expr value = builder_.constant(HostTensor::full(*dtype, {}, number_of(info.name(), fixed->second)),
+                                         type.shape.empty() ? info.name() : info.name() + ".value");
+    values_[info.name()] =
+        type.shape.empty()
+            ? value.id()
+            : builder_.call("Expand", {value}, {{"shape", make_attr(type.shape)}}, info.name()).id();
   }
 
   Dim dimension(const std::string& input, const pb::TensorShapeProto::Dimension& dim, int i) {
@@ -142,8 +94,8 @@ class Importer {
       return dim.dim_value();
     }
     Dim symbol = dim.has_dim_param() && !dim.dim_param().empty() ? symbol_of(dim.dim_param())
-                 : i == 0                                          ? Dim::symbol("N")
-                                                                   : symbol_of(cat(input, "_", i));
+                 : i == 0                                        ? Dim::symbol("N")
+                                                                 : symbol_of(cat(input, "_", i));
     for (const std::string& name : symbol.symbols()) symbols_.insert(name);
     return symbol.bind(bindings());
   }
@@ -157,13 +109,16 @@ class Importer {
         std::string known;
         for (const TensorRole& role : out_.roles)
           if (role.role == Role::input) known += (known.empty() ? "" : ", ") + role.name;
-        throw usage_error(cat("--input ", name, ": the model has no such input")).hint(cat("its inputs are: ", known));
+        throw usage_error(cat("--input ", name, ": the model has no such input"))
+            .hint(cat("its inputs are: ", known));
       }
     for (const auto& [name, value] : options_.dims)
       if (!symbols_.count(name)) {
         std::string known;
         for (const std::string& symbol : symbols_) known += (known.empty() ? "" : ", ") + symbol;
-        throw usage_error(cat("--dim ", name, ": the model has no such dimension")).hint(known.empty() ? "all its dimensions are numbers" : cat("its symbolic dimensions are: ", known));
+        throw usage_error(cat("--dim ", name, ": the model has no such dimension"))
+            .hint(known.empty() ? "all its dimensions are numbers"
+                                : cat("its symbolic dimensions are: ", known));
       }
   }
 
@@ -185,16 +140,19 @@ class Importer {
 
   bool is_output(const std::string& name) const {
     const auto& list = proto_.graph().output();
-    return std::any_of(list.begin(), list.end(), [&](const pb::ValueInfoProto& info) { return info.name() == name; });
+    return std::any_of(list.begin(), list.end(),
+                       [&](const pb::ValueInfoProto& info) { return info.name() == name; });
   }
 
   ValueId add_tensor(const FileTensor& tensor, const TensorRole& role) {
-    if (!tensor.type()) throw Error(cat("tensor '", tensor.name, "' has an element type that is not supported"));
+    if (!tensor.type())
+      throw Error(cat("tensor '", tensor.name, "' has an element type that is not supported"));
     HostTensor value = tensor.value();
     Kind kind = Kind::constant;
     if (role.role == Role::parameter) kind = Kind::param;
     if (role.role == Role::buffer || role.role == Role::frozen) kind = Kind::state;
-    if (kind == Kind::constant && is_float(value.dtype()) && value.numel() > kConstantLimit) kind = Kind::state;
+    if (kind == Kind::constant && is_float(value.dtype()) && value.numel() > kConstantLimit)
+      kind = Kind::state;
     if (kind == Kind::constant) return out_.graph.add_constant(tensor.name, std::move(value));
     const ValueId id = out_.graph.add_param(tensor.name, value.type(), kind);
     out_.values.emplace(tensor.name, std::move(value));
@@ -216,7 +174,8 @@ class Importer {
     try {
       if (depth > 16) throw Error(cat(node.op(), ": function bodies are nested too deep"));
       if (node.is("Constant")) return constant(node);
-      const OpDef* op = node.domain() == kOwnDomain ? builder_.registry().find(node.op()) : builder_.registry().find_onnx(node.domain(), node.op());
+      const OpDef* op = node.domain() == kOwnDomain ? builder_.registry().find(node.op())
+                                                    : builder_.registry().find_onnx(node.domain(), node.op());
       if (op) return through_entry(node, *op);
       expand(node, depth);
     } catch (Error& e) {
@@ -251,7 +210,8 @@ class Importer {
       types.push_back(input.empty() ? pb::TypeProto() : type_proto(out_.graph.value(lookup(input)).type));
     const std::shared_ptr<const pb::FunctionProto> body = onnx_body(node, types);
     if (!body)
-      throw Error(cat("operator ", node.domain().empty() ? "ai.onnx" : node.domain(), "::", node.op(), " is not supported"));
+      throw Error(cat("operator ", node.domain().empty() ? "ai.onnx" : node.domain(), "::", node.op(),
+                      " is not supported"));
     bodies_.push_back(body);
     for (const FlatNode& inner : inline_function(*body, node, names_)) import_node(inner, depth + 1);
   }
@@ -270,15 +230,18 @@ class Importer {
     node.training = options_.training;
     for (const pb::AttributeProto& attribute : flat.proto->attribute()) {
       if (attribute.type() == pb::AttributeProto::TENSOR)
-        node.tensors.emplace(attribute.name(), to_host(attribute.t(), cat("attribute '", attribute.name(), "'")));
+        node.tensors.emplace(attribute.name(),
+                             to_host(attribute.t(), cat("attribute '", attribute.name(), "'")));
       else
         node.attrs.emplace(attribute.name(), to_attr(attribute, flat.domain()));
     }
     if (!change_.symbol.empty()) change_.apply(node, out_.graph);
     const std::size_t before = out_.graph.value_count();
     const std::size_t length = out_.graph.order.size();
-    if (flat.domain() == kOwnDomain || !op.onnx.import) copy(node, op);
-    else op.onnx.import(node);
+    if (flat.domain() == kOwnDomain || !op.onnx.import)
+      copy(node, op);
+    else
+      op.onnx.import(node);
     fold_number(flat, node, length);
     take_results(flat, node, before);
     take_updates(node);
@@ -287,24 +250,28 @@ class Importer {
   /// Attributes and inputs as they are.
   void copy(OnnxNode& node, const OpDef& op) {
     std::vector<std::string> names;
-    const std::vector<ValueId> results = builder_.emit(op.name, node.inputs, node.attrs, names, node.output_count);
+    const std::vector<ValueId> results =
+        builder_.emit(op.name, node.inputs, node.attrs, names, node.output_count);
     for (std::size_t i = 0; i < results.size(); ++i) node.y(i, builder_.expr(results[i]));
   }
 
   bool batch_norm_trains(const FlatNode& node) const {
     if (!options_.training || options_.bn == "eval") return false;
     if (options_.bn == "train") return true;
-    if (options_.bn != "as-file") throw usage_error(cat("--bn ", options_.bn, ": must be train, eval or as-file"));
+    if (options_.bn != "as-file")
+      throw usage_error(cat("--bn ", options_.bn, ": must be train, eval or as-file"));
     if (node.opset() >= 14) {
       const pb::AttributeProto* mode = find_attribute(*node.proto, "training_mode");
       return mode && mode->i() != 0;
     }
-    return std::count_if(node.outputs.begin(), node.outputs.end(), [](const std::string& name) { return !name.empty(); }) > 1;
+    return std::count_if(node.outputs.begin(), node.outputs.end(),
+                         [](const std::string& name) { return !name.empty(); }) > 1;
   }
 
   /// Numbers stay known through casts and views, so that bounds and exponents can be read.
   void fold_number(const FlatNode& flat, OnnxNode& node, std::size_t length) {
-    static const std::set<std::string> kOps = {"Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten"};
+    static const std::set<std::string> kOps = {"Identity", "Cast",      "CastLike", "Reshape",
+                                               "Squeeze",  "Unsqueeze", "Flatten"};
     Graph& graph = out_.graph;
     if (!flat.domain().empty() || !kOps.count(flat.op()) || node.results.empty() || !node.results[0]) return;
     const Value& x = graph.value(node.inputs[0]);
@@ -320,7 +287,8 @@ class Importer {
     for (std::size_t i = 0; i < flat.outputs.size(); ++i) {
       if (!flat.used[i]) continue;
       if (i >= node.results.size() || !node.results[i])
-        throw Error(cat(node.op_type, ": output ", i, " ('", flat.outputs[i], "') is not supported")).hint("nothing should read it when training");
+        throw Error(cat(node.op_type, ": output ", i, " ('", flat.outputs[i], "') is not supported"))
+            .hint("nothing should read it when training");
       values_[flat.outputs[i]] = named(node.results[i], flat.outputs[i], before);
     }
   }
@@ -344,12 +312,14 @@ class Importer {
   void take_updates(const OnnxNode& node) {
     Graph& graph = out_.graph;
     for (const Update& update : node.updates) {
-      if (graph.value(update.param).kind != Kind::state) continue;  // statistics that are computed cannot be kept
+      if (graph.value(update.param).kind != Kind::state)
+        continue;  // statistics that are computed cannot be kept
       const ValueId earlier = graph.update_of(update.param);
       if (!earlier) {
         graph.updates.push_back(update);
         const std::string next = graph.value(update.param).name + ".next";
-        if (!claimed_.count(update.next) && !names_.count(next) && !graph.find(next)) graph.rename(update.next, next);
+        if (!claimed_.count(update.next) && !names_.count(next) && !graph.find(next))
+          graph.rename(update.next, next);
         continue;
       }
       const NodeId producer = graph.value(update.next).producer;
@@ -365,7 +335,8 @@ class Importer {
   void state_values() {
     for (ValueId id : out_.graph.params) {
       const Value& value = out_.graph.value(id);
-      if (!out_.values.count(value.name)) out_.values.emplace(value.name, HostTensor(value.type.dtype, static_shape(value.type.shape)));
+      if (!out_.values.count(value.name))
+        out_.values.emplace(value.name, HostTensor(value.type.dtype, static_shape(value.type.shape)));
     }
   }
 
@@ -402,12 +373,14 @@ void bind_batch(ImportedModel& out, const std::string& symbol, const ImportOptio
 }
 
 void warn(ImportedModel& out) {
-  const bool trains = std::any_of(out.roles.begin(), out.roles.end(), [](const TensorRole& role) { return role.role == Role::parameter; });
+  const bool trains = std::any_of(out.roles.begin(), out.roles.end(),
+                                  [](const TensorRole& role) { return role.role == Role::parameter; });
   if (!trains) out.warnings.push_back("no tensor of the model trains; `--train REGEX` names some");
   const int folded = folded_batch_norms(out.source->proto);
   if (folded > 0)
     out.warnings.push_back(cat(folded, folded == 1 ? " batch norm was" : " batch norms were",
-                               " folded into convolutions by the exporter, which train as plain Conv; export with optimize=False to keep them"));
+                               " folded into convolutions by the exporter, which train as plain Conv; export "
+                               "with optimize=False to keep them"));
 }
 
 }  // namespace
@@ -418,7 +391,8 @@ ImportedModel import_onnx(std::shared_ptr<const OnnxModel> model, const ImportOp
   if (!unknown.empty()) {
     std::string list;
     for (const std::string& op : unknown) list += (list.empty() ? "" : ", ") + op;
-    throw Error(cat(unknown.size(), unknown.size() == 1 ? " operator is" : " operators are", " not supported: ", one_line(list, 1500)))
+    throw Error(cat(unknown.size(), unknown.size() == 1 ? " operator is" : " operators are",
+                    " not supported: ", one_line(list, 1500)))
         .in(model->file)
         .hint("`onnx-ddp ops` lists those that are; functions with a body are inlined");
   }
@@ -432,7 +406,8 @@ ImportedModel import_onnx(std::shared_ptr<const OnnxModel> model, const ImportOp
         out.notes.push_back(cat("batch dimension ", change.old, " made symbolic (", change.symbol, ")"));
         bind_batch(out, change.symbol, options);
       } else if (!why.empty()) {
-        out.notes.push_back(cat("the batch dimension stays fixed at ", fixed_batch(model->proto).value_or(0), ": ", why));
+        out.notes.push_back(
+            cat("the batch dimension stays fixed at ", fixed_batch(model->proto).value_or(0), ": ", why));
       }
       warn(out);
       return out;

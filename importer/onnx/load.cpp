@@ -1,4 +1,5 @@
-// Bytes and text -> a model that is known to be sound: size, protobuf, versions, structure, external data, ONNX's checker.
+// Bytes and text -> a model that is known to be sound: size, protobuf, versions, structure, external data,
+// ONNX's checker.
 #include <fcntl.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <onnx/checker.h>
@@ -39,13 +40,16 @@ std::string read_file(const std::filesystem::path& file) {
   if (!S_ISREG(info.st_mode)) throw Error(cat(file.string(), " is not a file"));
   if (info.st_size == 0) throw Error(cat(file.string(), " is empty"));
   if (info.st_size > std::numeric_limits<std::int32_t>::max())
-    throw Error(cat(file.string(), " has ", info.st_size, " bytes, more than the 2 GiB an ONNX file can have"))
+    throw Error(
+        cat(file.string(), " has ", info.st_size, " bytes, more than the 2 GiB an ONNX file can have"))
         .hint("export with external_data=True");
   std::string bytes(static_cast<std::size_t>(info.st_size), '\0');
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw Error(cat("reading ", file.string(), " failed: ", n < 0 ? std::strerror(errno) : "it became shorter"));
+    if (n <= 0)
+      throw Error(
+          cat("reading ", file.string(), " failed: ", n < 0 ? std::strerror(errno) : "it became shorter"));
     done += static_cast<std::size_t>(n);
   }
   return bytes;
@@ -63,28 +67,34 @@ bool looks_like_text(const std::string& bytes) {
   if (bytes.rfind("version https://git-lfs", 0) == 0)
     throw Error(cat(name, " is a Git LFS pointer, not the model itself")).hint("run `git lfs pull`");
   if (bytes.rfind("PK\x03\x04", 0) == 0)
-    throw Error(cat(name, " is a zip archive (perhaps a PyTorch checkpoint), not an ONNX model")).hint("export the model with torch.onnx.export");
+    throw Error(cat(name, " is a zip archive (perhaps a PyTorch checkpoint), not an ONNX model"))
+        .hint("export the model with torch.onnx.export");
   if (looks_like_text(bytes)) throw Error(cat(name, " is text, not an ONNX model"));
-  throw Error(cat(name, " is not an ONNX model, or it is truncated or damaged")).hint("export or copy it again");
+  throw Error(cat(name, " is not an ONNX model, or it is truncated or damaged"))
+      .hint("export or copy it again");
 }
 
 void check_versions(const pb::ModelProto& model) {
   if (model.ir_version() < kOldestIr || model.ir_version() > pb::IR_VERSION)
-    throw Error(cat("IR version ", model.ir_version(), " is not supported; versions ", kOldestIr, " to ", static_cast<int>(pb::IR_VERSION), " are"));
+    throw Error(cat("IR version ", model.ir_version(), " is not supported; versions ", kOldestIr, " to ",
+                    static_cast<int>(pb::IR_VERSION), " are"));
   bool standard = false;
   for (const pb::OperatorSetIdProto& import : model.opset_import()) {
     const std::string domain = plain_domain(import.domain());
     if (domain.empty()) {
       standard = true;
       if (import.version() > newest_opset())
-        throw Error(cat("opset ", import.version(), " is newer than ", newest_opset(), ", the newest that this program knows"))
+        throw Error(cat("opset ", import.version(), " is newer than ", newest_opset(),
+                        ", the newest that this program knows"))
             .hint("export the model with a lower opset_version");
       if (import.version() < kOldestOpset)
-        throw Error(cat("opset ", import.version(), " is older than ", kOldestOpset, ", the oldest that this program reads"))
+        throw Error(cat("opset ", import.version(), " is older than ", kOldestOpset,
+                        ", the oldest that this program reads"))
             .hint("convert the model with onnx.version_converter, or export it again");
     }
   }
-  if (!standard) throw Error("the model does not say which version of the standard operators it uses (opset_import)");
+  if (!standard)
+    throw Error("the model does not say which version of the standard operators it uses (opset_import)");
 }
 
 std::string check_message(const std::exception& e) {
@@ -96,7 +106,8 @@ std::string check_message(const std::exception& e) {
 
 void run_checker(const pb::ModelProto& model) {
   try {
-    pb::checker::check_model(model, false, true);  // functions may use another opset than the graph: each is read by its own
+    pb::checker::check_model(
+        model, false, true);  // functions may use another opset than the graph: each is read by its own
   } catch (const std::exception& e) {  // the library throws several kinds
     throw Error(cat("the model breaks the ONNX standard: ", check_message(e)));
   }
@@ -105,7 +116,8 @@ void run_checker(const pb::ModelProto& model) {
 void check_metadata(const pb::ModelProto& model) {
   std::set<std::string> keys;
   for (const pb::StringStringEntryProto& entry : model.metadata_props())
-    if (!keys.insert(entry.key()).second) throw Error(cat("metadata key '", one_line(entry.key(), 60), "' occurs twice"));
+    if (!keys.insert(entry.key()).second)
+      throw Error(cat("metadata key '", one_line(entry.key(), 60), "' occurs twice"));
 }
 
 std::string join(const std::vector<std::string>& parts, std::size_t most) {
@@ -115,7 +127,8 @@ std::string join(const std::vector<std::string>& parts, std::size_t most) {
   return out;
 }
 
-std::shared_ptr<const OnnxModel> finish(pb::ModelProto proto, const std::string& name, const std::filesystem::path& folder) {
+std::shared_ptr<const OnnxModel> finish(pb::ModelProto proto, const std::string& name,
+                                        const std::filesystem::path& folder) {
   auto model = std::make_shared<OnnxModel>();
   model->proto = std::move(proto);
   model->file = name;
@@ -126,11 +139,14 @@ std::shared_ptr<const OnnxModel> finish(pb::ModelProto proto, const std::string&
     check_metadata(model->proto);
     check_structure(model->proto);
     load_external_data(model->proto, folder);
-    for_each_tensor(model->proto, [&](const pb::TensorProto& tensor, const std::string& what) { check_payload(tensor, what, model->stripped); });
+    for_each_tensor(model->proto, [&](const pb::TensorProto& tensor, const std::string& what) {
+      check_payload(tensor, what, model->stripped);
+    });
     const Flat flat = flatten(model->proto);
     if (!all_ops_known_to_onnx(flat)) {
       const std::vector<std::string> unknown = unknown_ops(flat);
-      throw Error(cat(unknown.size(), unknown.size() == 1 ? " operator is" : " operators are", " not known: ", join(unknown, 12)))
+      throw Error(cat(unknown.size(), unknown.size() == 1 ? " operator is" : " operators are",
+                      " not known: ", join(unknown, 12)))
           .hint("custom operators need a function body in the model; export without them");
     }
     if (!model->stripped) run_checker(model->proto);
@@ -147,17 +163,22 @@ std::shared_ptr<const OnnxModel> load_onnx_bytes(const std::string& bytes, const
   return load_onnx_bytes(bytes, name, {});
 }
 
-std::shared_ptr<const OnnxModel> load_onnx_bytes(const std::string& bytes, const std::string& name, const std::filesystem::path& folder) {
+std::shared_ptr<const OnnxModel> load_onnx_bytes(const std::string& bytes, const std::string& name,
+                                                 const std::filesystem::path& folder) {
   if (bytes.empty()) throw Error(cat(name, " is empty"));
-  google::protobuf::io::CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()), static_cast<int>(bytes.size()));
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                                            static_cast<int>(bytes.size()));
   in.SetRecursionLimit(kRecursionLimit);
   pb::ModelProto proto;
-  if (!proto.ParseFromCodedStream(&in) || !in.ConsumedEntireMessage() || !proto.has_graph() || proto.ir_version() == 0) not_a_model(bytes, name);
+  if (!proto.ParseFromCodedStream(&in) || !in.ConsumedEntireMessage() || !proto.has_graph() ||
+      proto.ir_version() == 0)
+    not_a_model(bytes, name);
   return finish(std::move(proto), name, folder);
 }
 
 std::shared_ptr<const OnnxModel> load_onnx(const std::filesystem::path& file) {
-  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+  const std::filesystem::path folder =
+      file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
   return load_onnx_bytes(read_file(file), file.filename().string(), folder);
 }
 

@@ -9,12 +9,18 @@ namespace onnxddp {
 
 std::string_view role_name(Role role) {
   switch (role) {
-    case Role::parameter: return "parameter";
-    case Role::buffer: return "buffer";
-    case Role::frozen: return "frozen";
-    case Role::constant: return "constant";
-    case Role::input: return "input";
-    case Role::output: return "output";
+    case Role::parameter:
+      return "parameter";
+    case Role::buffer:
+      return "buffer";
+    case Role::frozen:
+      return "frozen";
+    case Role::constant:
+      return "constant";
+    case Role::input:
+      return "input";
+    case Role::output:
+      return "output";
   }
   throw InternalError("unknown role");
 }
@@ -30,27 +36,46 @@ struct Slot {
 };
 
 const Slot kSlots[] = {
-    {"Conv", 1, "W"},                    {"Conv", 2, "B"},
-    {"ConvTranspose", 1, "W"},           {"ConvTranspose", 2, "B"},
-    {"Gemm", 0, "W"},                    {"Gemm", 1, "W"},
-    {"Gemm", 2, "B"},                    {"MatMul", 0, "W"},
-    {"MatMul", 1, "W"},                  {"BatchNormalization", 1, "scale"},
-    {"BatchNormalization", 2, "bias"},   {"BatchNormalization", 3, "running mean", true},
+    {"Conv", 1, "W"},
+    {"Conv", 2, "B"},
+    {"ConvTranspose", 1, "W"},
+    {"ConvTranspose", 2, "B"},
+    {"Gemm", 0, "W"},
+    {"Gemm", 1, "W"},
+    {"Gemm", 2, "B"},
+    {"MatMul", 0, "W"},
+    {"MatMul", 1, "W"},
+    {"BatchNormalization", 1, "scale"},
+    {"BatchNormalization", 2, "bias"},
+    {"BatchNormalization", 3, "running mean", true},
     {"BatchNormalization", 4, "running variance", true},
-    {"InstanceNormalization", 1, "scale"}, {"InstanceNormalization", 2, "bias"},
-    {"GroupNormalization", 1, "scale"},  {"GroupNormalization", 2, "bias"},
-    {"LayerNormalization", 1, "scale"},  {"LayerNormalization", 2, "bias"},
-    {"RMSNormalization", 1, "scale"},    {"PRelu", 1, "slope"},
-    {"Gather", 0, "table"},              {"LSTM", 1, "W"},
-    {"LSTM", 2, "R"},                    {"LSTM", 3, "B"},
-    {"LSTM", 7, "P"},                    {"GRU", 1, "W"},
-    {"GRU", 2, "R"},                     {"GRU", 3, "B"},
-    {"RNN", 1, "W"},                     {"RNN", 2, "R"},
+    {"InstanceNormalization", 1, "scale"},
+    {"InstanceNormalization", 2, "bias"},
+    {"GroupNormalization", 1, "scale"},
+    {"GroupNormalization", 2, "bias"},
+    {"LayerNormalization", 1, "scale"},
+    {"LayerNormalization", 2, "bias"},
+    {"RMSNormalization", 1, "scale"},
+    {"PRelu", 1, "slope"},
+    {"Gather", 0, "table"},
+    {"LSTM", 1, "W"},
+    {"LSTM", 2, "R"},
+    {"LSTM", 3, "B"},
+    {"LSTM", 7, "P"},
+    {"GRU", 1, "W"},
+    {"GRU", 2, "R"},
+    {"GRU", 3, "B"},
+    {"RNN", 1, "W"},
+    {"RNN", 2, "R"},
     {"RNN", 3, "B"},
 };
 
-bool is_product(const FlatNode& node) { return node.is("Conv") || node.is("ConvTranspose") || node.is("Gemm") || node.is("MatMul"); }
-bool is_arithmetic(const FlatNode& node) { return node.is("Add") || node.is("Sub") || node.is("Mul") || node.is("Div"); }
+bool is_product(const FlatNode& node) {
+  return node.is("Conv") || node.is("ConvTranspose") || node.is("Gemm") || node.is("MatMul");
+}
+bool is_arithmetic(const FlatNode& node) {
+  return node.is("Add") || node.is("Sub") || node.is("Mul") || node.is("Div");
+}
 
 /// What the uses of one tensor say.
 struct Uses {
@@ -82,7 +107,8 @@ class Tracer {
     if (tensor != flat_.tensor_index.end()) out.insert(tensor->second);
     const FlatNode* node = producer(name);
     if (!node || !node->domain().empty() || seen.size() > 1000) return;
-    static const std::set<std::string> kViews = {"Transpose", "Identity", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Slice", "Split"};
+    static const std::set<std::string> kViews = {"Transpose", "Identity",  "Reshape", "Cast",
+                                                 "Squeeze",   "Unsqueeze", "Slice",   "Split"};
     if (node->is("Concat")) {
       for (const std::string& input : node->inputs) roots(input, out, seen);
     } else if (kViews.count(node->op()) && !node->inputs.empty()) {
@@ -107,10 +133,12 @@ class Tracer {
     }
     if (!node.domain().empty()) return;
     for (const Slot& slot : kSlots)
-      if (slot.input == i && node.op() == slot.op) mark(name, slot.buffer ? &Uses::buffer : &Uses::parameter, cat(slot.what, " of ", node.label()));
+      if (slot.input == i && node.op() == slot.op)
+        mark(name, slot.buffer ? &Uses::buffer : &Uses::parameter, cat(slot.what, " of ", node.label()));
     if (!is_arithmetic(node) || node.inputs.size() != 2) return;
     const FlatNode* before = producer(node.inputs[1 - i]);
-    if (node.is("Add") && before && is_product(*before)) return mark(name, &Uses::parameter, cat("bias of ", before->label()));
+    if (node.is("Add") && before && is_product(*before))
+      return mark(name, &Uses::parameter, cat("bias of ", before->label()));
     mark(name, &Uses::operand, cat("operand of ", node.label()));
   }
 
@@ -147,7 +175,8 @@ class Pattern {
     RE2::Options quiet;
     quiet.set_log_errors(false);
     pattern_ = std::make_unique<RE2>(text, quiet);
-    if (!pattern_->ok()) throw usage_error(cat(flag, " '", text, "' is not a regular expression: ", pattern_->error()));
+    if (!pattern_->ok())
+      throw usage_error(cat(flag, " '", text, "' is not a regular expression: ", pattern_->error()));
   }
   bool matches(const std::string& name) {
     if (!pattern_ || !RE2::FullMatch(name, *pattern_)) return false;
@@ -161,7 +190,8 @@ class Pattern {
     for (const TensorRole& role : roles)
       if (role.role == Role::parameter && count++ < 5) names += (names.empty() ? "" : ", ") + role.name;
     throw usage_error(cat(flag_, " '", text_, "' matches no tensor that can train"))
-        .hint(cat("patterns match whole names", names.empty() ? "" : "; parameters are for example " + names));
+        .hint(
+            cat("patterns match whole names", names.empty() ? "" : "; parameters are for example " + names));
   }
 
  private:
@@ -194,13 +224,17 @@ std::vector<TensorRole> assign_roles(const Flat& flat, const ImportOptions& opti
     const Uses& use = tracer.uses[i];
     const std::optional<TensorType> type = tensor.type();
     if (!type) {
-      roles.push_back({tensor.name, {}, Role::constant, use.read ? "element type is not supported" : "no path to an output"});
+      roles.push_back({tensor.name,
+                       {},
+                       Role::constant,
+                       use.read ? "element type is not supported" : "no path to an output"});
       continue;
     }
     TensorRole role = decide(tensor, *type, use);
     const bool may_train = use.read && is_float(type->dtype) && role.role != Role::buffer;
     if (may_train && freeze.matches(tensor.name)) {
-      if (role.role == Role::parameter) role = {role.name, role.type, Role::frozen, role.reason + ", --freeze"};
+      if (role.role == Role::parameter)
+        role = {role.name, role.type, Role::frozen, role.reason + ", --freeze"};
     } else if (may_train && train.matches(tensor.name) && role.role != Role::parameter) {
       role = {role.name, role.type, Role::parameter, "--train"};
     }

@@ -14,7 +14,8 @@ void set_constant(pb::NodeProto& node, const HostTensor& value) {
   for (pb::AttributeProto& a : *node.mutable_attribute()) {
     if (a.name() == "value_float") a.set_f(static_cast<float>(value.as_double(0)));
     if (a.name() == "value_floats")
-      for (std::int64_t i = 0; i < value.numel(); ++i) a.set_floats(static_cast<int>(i), static_cast<float>(value.as_double(i)));
+      for (std::int64_t i = 0; i < value.numel(); ++i)
+        a.set_floats(static_cast<int>(i), static_cast<float>(value.as_double(i)));
     if (a.name() != "sparse_value") continue;
     a.set_name("value");  // trained values are dense
     a.set_type(pb::AttributeProto::TENSOR);
@@ -23,19 +24,24 @@ void set_constant(pb::NodeProto& node, const HostTensor& value) {
   }
 }
 
-/// Writes the values by name. The pointers that file_tensors gives point into `model`, which is ours to change.
+/// Writes the values by name. The pointers that file_tensors gives point into `model`, which is ours to
+/// change.
 void put_values(pb::ModelProto& model, const std::map<std::string, HostTensor>& values) {
   for (const FileTensor& tensor : file_tensors(model)) {
     const auto found = values.find(tensor.name);
     if (found == values.end()) {
-      if (!tensor.has_value()) throw Error(cat("no value for tensor '", tensor.name, "', whose payload is not kept in this model"));
+      if (!tensor.has_value())
+        throw Error(cat("no value for tensor '", tensor.name, "', whose payload is not kept in this model"));
       continue;
     }
     const std::optional<TensorType> type = tensor.type();
-    CHECK(type && static_shape(type->shape) == found->second.shape(), "value of '", tensor.name, "' is ", found->second.type());
+    CHECK(type && static_shape(type->shape) == found->second.shape(), "value of '", tensor.name, "' is ",
+          found->second.type());
     const HostTensor value = found->second.cast(type->dtype);
-    if (tensor.tensor) set_tensor(const_cast<pb::TensorProto&>(*tensor.tensor), value);
-    else set_constant(const_cast<pb::NodeProto&>(*tensor.constant), value);
+    if (tensor.tensor)
+      set_tensor(const_cast<pb::TensorProto&>(*tensor.tensor), value);
+    else
+      set_constant(const_cast<pb::NodeProto&>(*tensor.constant), value);
   }
 }
 
@@ -80,8 +86,11 @@ class InferenceForm {
     for (int i = 1; i < node.output_size(); ++i) {
       const std::string& output = node.output(i);
       if (output.empty()) continue;
-      if (reads_[output] > 0) identities_[&node].emplace_back(node.input(i % 2 == 1 ? 3 : 4), output);  // mean, var, saved mean, saved var
-      else drop_info(output);
+      if (reads_[output] > 0)
+        identities_[&node].emplace_back(node.input(i % 2 == 1 ? 3 : 4),
+                                        output);  // mean, var, saved mean, saved var
+      else
+        drop_info(output);
     }
     while (node.output_size() > 1) node.mutable_output()->RemoveLast();
   }
@@ -121,7 +130,8 @@ class InferenceForm {
   void remove_unread() {
     for (int i = nodes_.size(); i-- > 0;) {
       const pb::NodeProto& node = nodes_.Get(i);
-      if (!is_standard(node, "Constant") || node.output_size() != 1 || !unread_.count(node.output(0))) continue;
+      if (!is_standard(node, "Constant") || node.output_size() != 1 || !unread_.count(node.output(0)))
+        continue;
       drop_info(node.output(0));
       nodes_.DeleteSubrange(i, 1);
     }
@@ -191,10 +201,12 @@ void move_out(pb::TensorProto& tensor, std::string& data, const std::string& dat
 
 }  // namespace
 
-std::string save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values) { return serialize(trained(source, values)); }
+std::string save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values) {
+  return serialize(trained(source, values));
+}
 
-SavedModel save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values, const std::string& data_file,
-                        std::uint64_t inline_limit) {
+SavedModel save_trained(const OnnxModel& source, const std::map<std::string, HostTensor>& values,
+                        const std::string& data_file, std::uint64_t inline_limit) {
   pb::ModelProto model = trained(source, values);
   SavedModel out;
   if (model.ByteSizeLong() > inline_limit) {

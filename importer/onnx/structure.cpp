@@ -1,4 +1,5 @@
-// What must hold before ONNX's checker sees a model: it stops at the first thing it dislikes and recurses into functions.
+// What must hold before ONNX's checker sees a model: it stops at the first thing it dislikes and recurses
+// into functions.
 #include <algorithm>
 
 #include "importer/onnx/proto.h"
@@ -9,8 +10,8 @@ namespace {
 
 using Nodes = google::protobuf::RepeatedPtrField<pb::NodeProto>;
 
-constexpr int kMaxDepth = 64;                      // of function calls
-constexpr std::uint64_t kMaxNodes = 1'000'000;     // after inlining
+constexpr int kMaxDepth = 64;                   // of function calls
+constexpr std::uint64_t kMaxNodes = 1'000'000;  // after inlining
 
 std::string label(const Nodes& nodes, int i) {
   const pb::NodeProto& node = nodes.Get(i);
@@ -18,13 +19,14 @@ std::string label(const Nodes& nodes, int i) {
 }
 
 /// One cycle among the nodes that a topological sort leaves over, as "a -> b -> a".
-[[noreturn]] void report_cycle(const Nodes& nodes, const std::vector<std::vector<int>>& readers, const std::vector<int>& missing,
-                               const std::string& where) {
+[[noreturn]] void report_cycle(const Nodes& nodes, const std::vector<std::vector<int>>& readers,
+                               const std::vector<int>& missing, const std::string& where) {
   std::vector<std::vector<int>> producers(missing.size());
   for (std::size_t i = 0; i < readers.size(); ++i)
     for (int reader : readers[i])
       if (missing[i] > 0) producers[static_cast<std::size_t>(reader)].push_back(static_cast<int>(i));
-  int at = static_cast<int>(std::find_if(missing.begin(), missing.end(), [](int m) { return m > 0; }) - missing.begin());
+  int at = static_cast<int>(std::find_if(missing.begin(), missing.end(), [](int m) { return m > 0; }) -
+                            missing.begin());
   std::vector<int> path;
   std::set<int> seen;
   while (seen.insert(at).second) {  // every left-over node has a left-over producer
@@ -36,7 +38,8 @@ std::string label(const Nodes& nodes, int i) {
   for (std::size_t i = 0; i < std::min<std::size_t>(path.size(), 5); ++i)
     text += cat(label(nodes, path[path.size() - 1 - i]), " -> ");
   if (path.size() > 5) text += "… -> ";
-  throw Error(cat(where, "the nodes form a cycle: ", text, label(nodes, path.back()))).hint("an ONNX graph must be acyclic");
+  throw Error(cat(where, "the nodes form a cycle: ", text, label(nodes, path.back())))
+      .hint("an ONNX graph must be acyclic");
 }
 
 void check_nodes(const Nodes& nodes, std::set<std::string> defined, const std::string& where) {
@@ -45,7 +48,8 @@ void check_nodes(const Nodes& nodes, std::set<std::string> defined, const std::s
     for (const std::string& output : nodes.Get(i).output()) {
       if (output.empty()) continue;
       if (defined.count(output) || !producer.emplace(output, i).second)
-        throw Error(cat(where, "tensor '", output, "' is defined twice, the second time by ", label(nodes, i)));
+        throw Error(
+            cat(where, "tensor '", output, "' is defined twice, the second time by ", label(nodes, i)));
     }
   std::vector<std::vector<int>> readers(static_cast<std::size_t>(nodes.size()));
   std::vector<int> missing(static_cast<std::size_t>(nodes.size()), 0);
@@ -68,6 +72,40 @@ void check_nodes(const Nodes& nodes, std::set<std::string> defined, const std::s
   if (ready.size() < missing.size()) report_cycle(nodes, readers, missing, where);
 }
 
+/// Names appear in messages, one line each.
+void check_name(const std::string& name) {
+  constexpr std::size_t kLongest = 10'000;
+  const bool control = std::any_of(name.begin(), name.end(),
+                                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; });
+  if (control || name.size() > kLongest)
+    throw Error(
+        cat("the name '", one_line(name, 80), "' ", control ? "holds control characters" : "is too long"))
+        .hint("the file is damaged; export it again");
+}
+
+void check_names(const Nodes& nodes) {
+  for (const pb::NodeProto& node : nodes) {
+    check_name(node.name());
+    check_name(node.op_type());
+    check_name(node.domain());
+    for (const std::string& name : node.input()) check_name(name);
+    for (const std::string& name : node.output()) check_name(name);
+    for (const pb::AttributeProto& attribute : node.attribute()) check_name(attribute.name());
+  }
+}
+
+void check_names(const pb::ModelProto& model) {
+  check_names(model.graph().node());
+  for (const pb::ValueInfoProto& info : model.graph().input()) check_name(info.name());
+  for (const pb::ValueInfoProto& info : model.graph().output()) check_name(info.name());
+  for (const pb::TensorProto& tensor : model.graph().initializer()) check_name(tensor.name());
+  for (const pb::FunctionProto& function : model.functions()) {
+    check_name(function.name());
+    check_name(function.domain());
+    check_names(function.node());
+  }
+}
+
 std::string function_key(const std::string& domain, const std::string& name, const std::string& overload) {
   return plain_domain(domain) + "::" + name + (overload.empty() ? "" : ":" + overload);
 }
@@ -77,7 +115,9 @@ class Calls {
  public:
   explicit Calls(const pb::ModelProto& model) {
     for (const pb::FunctionProto& function : model.functions())
-      if (!functions_.emplace(function_key(function.domain(), function.name(), function.overload()), &function).second)
+      if (!functions_
+               .emplace(function_key(function.domain(), function.name(), function.overload()), &function)
+               .second)
         throw Error(cat("function '", function.name(), "' is defined twice"));
   }
 
@@ -89,7 +129,8 @@ class Calls {
         if (attribute.has_g()) total += size(attribute.g().node(), depth);
         for (const pb::GraphProto& graph : attribute.graphs()) total += size(graph.node(), depth);
       }
-      if (total > kMaxNodes) throw Error(cat("the model has more than ", kMaxNodes, " nodes when its functions are inlined"));
+      if (total > kMaxNodes)
+        throw Error(cat("the model has more than ", kMaxNodes, " nodes when its functions are inlined"));
     }
     return total;
   }
@@ -111,8 +152,10 @@ class Calls {
     if (known != sizes_.end()) return known->second;
     if (std::find(stack_.begin(), stack_.end(), key) != stack_.end()) {
       std::string path;
-      for (auto it = std::find(stack_.begin(), stack_.end(), key); it != stack_.end(); ++it) path += *it + " -> ";
-      throw Error(cat("function '", function.name(), "' is recursive: ", one_line(path + key, 300))).hint("ONNX functions must not call themselves");
+      for (auto it = std::find(stack_.begin(), stack_.end(), key); it != stack_.end(); ++it)
+        path += *it + " -> ";
+      throw Error(cat("function '", function.name(), "' is recursive: ", one_line(path + key, 300)))
+          .hint("ONNX functions must not call themselves");
     }
     if (depth >= kMaxDepth) throw Error(cat("functions are nested more than ", kMaxDepth, " deep"));
     stack_.push_back(key);
@@ -129,22 +172,29 @@ class Calls {
 }  // namespace
 
 void check_structure(const pb::ModelProto& model) {
+  check_names(model);
   const pb::GraphProto& graph = model.graph();
   std::set<std::string> defined, initializers;
   for (const pb::ValueInfoProto& input : graph.input())
-    if (!defined.insert(input.name()).second) throw Error(cat("graph input '", input.name(), "' is listed twice"));
+    if (!defined.insert(input.name()).second)
+      throw Error(cat("graph input '", input.name(), "' is listed twice"));
   const auto add_initializer = [&](const std::string& name) {
-    if (!initializers.insert(name).second) throw Error(cat("initializer '", name, "' is defined twice")).hint("names of tensors must be unique; export the model again");
+    if (!initializers.insert(name).second)
+      throw Error(cat("initializer '", name, "' is defined twice"))
+          .hint("names of tensors must be unique; export the model again");
   };
   for (const pb::TensorProto& tensor : graph.initializer()) add_initializer(tensor.name());
-  for (const pb::SparseTensorProto& sparse : graph.sparse_initializer()) add_initializer(sparse.values().name());
+  for (const pb::SparseTensorProto& sparse : graph.sparse_initializer())
+    add_initializer(sparse.values().name());
   defined.insert(initializers.begin(), initializers.end());
   check_nodes(graph.node(), defined, "");
   for (const pb::NodeProto& node : graph.node()) defined.insert(node.output().begin(), node.output().end());
   for (const pb::ValueInfoProto& output : graph.output())
-    if (!defined.count(output.name())) throw Error(cat("graph output '", output.name(), "' is produced by nothing"));
+    if (!defined.count(output.name()))
+      throw Error(cat("graph output '", output.name(), "' is produced by nothing"));
   for (const pb::FunctionProto& function : model.functions())
-    check_nodes(function.node(), {function.input().begin(), function.input().end()}, cat("function '", function.name(), "': "));
+    check_nodes(function.node(), {function.input().begin(), function.input().end()},
+                cat("function '", function.name(), "': "));
   Calls calls(model);
   calls.size(graph.node(), 0);
   calls.all();

@@ -1,7 +1,4 @@
 // TensorProto <-> HostTensor, and where a model keeps its tensors.
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -25,17 +22,28 @@ struct ProtoType {
 };
 
 const ProtoType kTypes[] = {
-    {T::FLOAT, DType::f32, 32, "float"},        {T::DOUBLE, DType::f64, 64, "double"},
-    {T::FLOAT16, DType::f16, 16, "float16"},    {T::BFLOAT16, DType::bf16, 16, "bfloat16"},
-    {T::INT8, DType::i8, 8, "int8"},            {T::INT16, DType::i16, 16, "int16"},
-    {T::INT32, DType::i32, 32, "int32"},        {T::INT64, DType::i64, 64, "int64"},
-    {T::UINT8, DType::u8, 8, "uint8"},          {T::UINT16, DType::u16, 16, "uint16"},
-    {T::UINT32, DType::u32, 32, "uint32"},      {T::UINT64, DType::u64, 64, "uint64"},
-    {T::BOOL, DType::boolean, 8, "bool"},       {T::COMPLEX64, {}, 64, "complex64"},
-    {T::COMPLEX128, {}, 128, "complex128"},     {T::FLOAT8E4M3FN, {}, 8, "float8e4m3fn"},
-    {T::FLOAT8E4M3FNUZ, {}, 8, "float8e4m3fnuz"}, {T::FLOAT8E5M2, {}, 8, "float8e5m2"},
-    {T::FLOAT8E5M2FNUZ, {}, 8, "float8e5m2fnuz"}, {T::UINT4, {}, 4, "uint4"},
-    {T::INT4, {}, 4, "int4"},                   {T::STRING, {}, 0, "string"},
+    {T::FLOAT, DType::f32, 32, "float"},
+    {T::DOUBLE, DType::f64, 64, "double"},
+    {T::FLOAT16, DType::f16, 16, "float16"},
+    {T::BFLOAT16, DType::bf16, 16, "bfloat16"},
+    {T::INT8, DType::i8, 8, "int8"},
+    {T::INT16, DType::i16, 16, "int16"},
+    {T::INT32, DType::i32, 32, "int32"},
+    {T::INT64, DType::i64, 64, "int64"},
+    {T::UINT8, DType::u8, 8, "uint8"},
+    {T::UINT16, DType::u16, 16, "uint16"},
+    {T::UINT32, DType::u32, 32, "uint32"},
+    {T::UINT64, DType::u64, 64, "uint64"},
+    {T::BOOL, DType::boolean, 8, "bool"},
+    {T::COMPLEX64, {}, 64, "complex64"},
+    {T::COMPLEX128, {}, 128, "complex128"},
+    {T::FLOAT8E4M3FN, {}, 8, "float8e4m3fn"},
+    {T::FLOAT8E4M3FNUZ, {}, 8, "float8e4m3fnuz"},
+    {T::FLOAT8E5M2, {}, 8, "float8e5m2"},
+    {T::FLOAT8E5M2FNUZ, {}, 8, "float8e5m2fnuz"},
+    {T::UINT4, {}, 4, "uint4"},
+    {T::INT4, {}, 4, "int4"},
+    {T::STRING, {}, 0, "string"},
 };
 
 const ProtoType* find_type(int data_type) {
@@ -52,7 +60,8 @@ std::uint64_t element_count(const T& tensor) {
   for (std::int64_t d : tensor.dims()) {
     if (d < 0) throw Error(cat("negative dimension in ", dims_text(tensor)));
     empty |= d == 0;
-    if (d != 0 && count > std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 16 / static_cast<std::uint64_t>(d))
+    if (d != 0 &&
+        count > std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 16 / static_cast<std::uint64_t>(d))
       throw Error(cat("dimensions ", dims_text(tensor), " are too large"));
     if (d != 0) count *= static_cast<std::uint64_t>(d);
   }
@@ -62,12 +71,17 @@ std::uint64_t element_count(const T& tensor) {
 /// Elements in the typed fields, for those types of which HostTensor knows the field.
 std::uint64_t typed_count(const T& tensor) {
   switch (tensor.data_type()) {
-    case T::FLOAT: return static_cast<std::uint64_t>(tensor.float_data_size());
-    case T::DOUBLE: return static_cast<std::uint64_t>(tensor.double_data_size());
-    case T::INT64: return static_cast<std::uint64_t>(tensor.int64_data_size());
+    case T::FLOAT:
+      return static_cast<std::uint64_t>(tensor.float_data_size());
+    case T::DOUBLE:
+      return static_cast<std::uint64_t>(tensor.double_data_size());
+    case T::INT64:
+      return static_cast<std::uint64_t>(tensor.int64_data_size());
     case T::UINT32:
-    case T::UINT64: return static_cast<std::uint64_t>(tensor.uint64_data_size());
-    default: return static_cast<std::uint64_t>(tensor.int32_data_size());
+    case T::UINT64:
+      return static_cast<std::uint64_t>(tensor.uint64_data_size());
+    default:
+      return static_cast<std::uint64_t>(tensor.int32_data_size());
   }
 }
 
@@ -79,19 +93,30 @@ void copy_field(HostTensor& out, const Field& field) {
 
 void copy_typed(HostTensor& out, const T& tensor) {
   switch (tensor.data_type()) {
-    case T::FLOAT: return copy_field<float>(out, tensor.float_data());
-    case T::DOUBLE: return copy_field<double>(out, tensor.double_data());
-    case T::INT64: return copy_field<std::int64_t>(out, tensor.int64_data());
-    case T::UINT64: return copy_field<std::uint64_t>(out, tensor.uint64_data());
-    case T::UINT32: return copy_field<std::uint32_t>(out, tensor.uint64_data());
-    case T::INT32: return copy_field<std::int32_t>(out, tensor.int32_data());
-    case T::INT16: return copy_field<std::int16_t>(out, tensor.int32_data());
+    case T::FLOAT:
+      return copy_field<float>(out, tensor.float_data());
+    case T::DOUBLE:
+      return copy_field<double>(out, tensor.double_data());
+    case T::INT64:
+      return copy_field<std::int64_t>(out, tensor.int64_data());
+    case T::UINT64:
+      return copy_field<std::uint64_t>(out, tensor.uint64_data());
+    case T::UINT32:
+      return copy_field<std::uint32_t>(out, tensor.uint64_data());
+    case T::INT32:
+      return copy_field<std::int32_t>(out, tensor.int32_data());
+    case T::INT16:
+      return copy_field<std::int16_t>(out, tensor.int32_data());
     case T::UINT16:
     case T::FLOAT16:
-    case T::BFLOAT16: return copy_field<std::uint16_t>(out, tensor.int32_data());
-    case T::INT8: return copy_field<std::int8_t>(out, tensor.int32_data());
-    case T::UINT8: return copy_field<std::uint8_t>(out, tensor.int32_data());
-    default: break;
+    case T::BFLOAT16:
+      return copy_field<std::uint16_t>(out, tensor.int32_data());
+    case T::INT8:
+      return copy_field<std::int8_t>(out, tensor.int32_data());
+    case T::UINT8:
+      return copy_field<std::uint8_t>(out, tensor.int32_data());
+    default:
+      break;
   }
   auto* to = reinterpret_cast<std::uint8_t*>(out.mutable_raw());
   for (int i = 0; i < tensor.int32_data_size(); ++i) to[i] = tensor.int32_data(i) != 0;
@@ -167,14 +192,16 @@ std::string proto_dtype_name(int data_type) {
 
 std::uint64_t payload_bytes(const pb::TensorProto& tensor) {
   const ProtoType* type = find_type(tensor.data_type());
-  if (!type || type->bits == 0) throw Error(cat("element type ", proto_dtype_name(tensor.data_type()), " has no fixed size"));
+  if (!type || type->bits == 0)
+    throw Error(cat("element type ", proto_dtype_name(tensor.data_type()), " has no fixed size"));
   const std::uint64_t count = element_count(tensor);
   return type->bits >= 8 ? count * static_cast<std::uint64_t>(type->bits / 8) : (count + 1) / 2;
 }
 
 bool has_payload(const pb::TensorProto& tensor) {
-  return tensor.has_raw_data() || tensor.float_data_size() || tensor.double_data_size() || tensor.int32_data_size() ||
-         tensor.int64_data_size() || tensor.uint64_data_size() || tensor.string_data_size();
+  return tensor.has_raw_data() || tensor.float_data_size() || tensor.double_data_size() ||
+         tensor.int32_data_size() || tensor.int64_data_size() || tensor.uint64_data_size() ||
+         tensor.string_data_size();
 }
 
 void check_payload(const pb::TensorProto& tensor, const std::string& what, bool allow_empty) {
@@ -184,25 +211,31 @@ void check_payload(const pb::TensorProto& tensor, const std::string& what, bool 
     if (allow_empty && !has_payload(tensor)) return;
     if (tensor.has_raw_data()) {
       if (tensor.raw_data().size() != payload_bytes(tensor))
-        throw Error(cat("holds ", tensor.raw_data().size(), " bytes, but ", proto_dtype_name(tensor.data_type()),
-                        dims_text(tensor), " needs ", payload_bytes(tensor)));
+        throw Error(cat("holds ", tensor.raw_data().size(), " bytes, but ",
+                        proto_dtype_name(tensor.data_type()), dims_text(tensor), " needs ",
+                        payload_bytes(tensor)));
     } else if (dtype_of_proto(tensor.data_type()) && typed_count(tensor) != count) {
       throw Error(cat("holds ", typed_count(tensor), " elements, but ", dims_text(tensor), " needs ", count));
     }
   } catch (const Error& e) {
-    throw Error(cat(what, ": ", e.what())).hint("the file is damaged or was written wrongly; export it again");
+    throw Error(cat(what, ": ", e.what()))
+        .hint("the file is damaged or was written wrongly; export it again");
   }
 }
 
 TensorType tensor_type(const pb::TensorProto& tensor) {
   const auto dtype = dtype_of_proto(tensor.data_type());
-  if (!dtype) throw Error(cat("tensor '", tensor.name(), "' has element type ", proto_dtype_name(tensor.data_type()), ", which is not supported"));
+  if (!dtype)
+    throw Error(cat("tensor '", tensor.name(), "' has element type ", proto_dtype_name(tensor.data_type()),
+                    ", which is not supported"));
   return {*dtype, to_shape(Ints(tensor.dims().begin(), tensor.dims().end()))};
 }
 
 HostTensor to_host(const pb::TensorProto& tensor, const std::string& what) {
   const auto dtype = dtype_of_proto(tensor.data_type());
-  if (!dtype) throw Error(cat(what, " has element type ", proto_dtype_name(tensor.data_type()), ", which is not supported"));
+  if (!dtype)
+    throw Error(
+        cat(what, " has element type ", proto_dtype_name(tensor.data_type()), ", which is not supported"));
   check_payload(tensor, what, true);
   HostTensor out(*dtype, Ints(tensor.dims().begin(), tensor.dims().end()));
   if (tensor.has_raw_data()) {
@@ -216,10 +249,12 @@ HostTensor to_host(const pb::TensorProto& tensor, const std::string& what) {
 HostTensor sparse_to_host(const pb::SparseTensorProto& sparse, const std::string& what) {
   const HostTensor values = to_host(sparse.values(), what), indices = to_host(sparse.indices(), what);
   const Ints dims(sparse.dims().begin(), sparse.dims().end());
-  constexpr std::int64_t kLargest = std::int64_t{1} << 26;  // the dense form has no bytes in the file that bound it
+  constexpr std::int64_t kLargest = std::int64_t{1}
+                                    << 26;  // the dense form has no bytes in the file that bound it
   std::int64_t count = 1;
   for (std::int64_t d : dims) {
-    if (d < 0 || (d > 0 && count > kLargest / d)) throw Error(cat(what, ": sparse tensor of shape ", shape_str(dims), " is too large"));
+    if (d < 0 || (d > 0 && count > kLargest / d))
+      throw Error(cat(what, ": sparse tensor of shape ", shape_str(dims), " is too large"));
     count *= d;
   }
   const auto rank = static_cast<std::int64_t>(dims.size());
@@ -238,7 +273,8 @@ HostTensor sparse_to_host(const pb::SparseTensorProto& sparse, const std::string
       at = at >= count ? count : at * extent + index;
     }
     if (at < 0 || at >= count) throw Error(cat(what, ": index out of range in a sparse tensor"));
-    std::memcpy(to + static_cast<std::size_t>(at) * size, values.raw() + static_cast<std::size_t>(i) * size, size);
+    std::memcpy(to + static_cast<std::size_t>(at) * size, values.raw() + static_cast<std::size_t>(i) * size,
+                size);
   }
   return out;
 }
@@ -258,7 +294,8 @@ void set_tensor(pb::TensorProto& tensor, const HostTensor& value) {
 void for_each_tensor(pb::ModelProto& model, const Visit& f) {
   visit_graph(*model.mutable_graph(), "", f);
   for (pb::FunctionProto& function : *model.mutable_functions())
-    for (pb::NodeProto& node : *function.mutable_node()) visit_node(node, cat("function '", function.name(), "', "), f);
+    for (pb::NodeProto& node : *function.mutable_node())
+      visit_node(node, cat("function '", function.name(), "', "), f);
   for (pb::TrainingInfoProto& info : *model.mutable_training_info()) {
     if (info.has_initialization()) visit_graph(*info.mutable_initialization(), "training_info, ", f);
     if (info.has_algorithm()) visit_graph(*info.mutable_algorithm(), "training_info, ", f);
@@ -272,7 +309,8 @@ std::optional<TensorType> FileTensor::type() const {
     if (!dtype_of_proto(tensor->data_type())) return std::nullopt;
     return tensor_type(*tensor);
   }
-  if (find_attribute(*constant, "value_string") || find_attribute(*constant, "value_strings")) return std::nullopt;
+  if (find_attribute(*constant, "value_string") || find_attribute(*constant, "value_strings"))
+    return std::nullopt;
   return value().type();
 }
 
@@ -282,8 +320,10 @@ HostTensor FileTensor::value() const {
   for (const pb::AttributeProto& a : constant->attribute()) {
     if (a.name() == "value_float") return HostTensor::scalar(a.f());
     if (a.name() == "value_int") return HostTensor::scalar<std::int64_t>(a.i());
-    if (a.name() == "value_floats") return HostTensor::of<float>({a.floats_size()}, {a.floats().begin(), a.floats().end()});
-    if (a.name() == "value_ints") return HostTensor::of<std::int64_t>({a.ints_size()}, {a.ints().begin(), a.ints().end()});
+    if (a.name() == "value_floats")
+      return HostTensor::of<float>({a.floats_size()}, {a.floats().begin(), a.floats().end()});
+    if (a.name() == "value_ints")
+      return HostTensor::of<std::int64_t>({a.ints_size()}, {a.ints().begin(), a.ints().end()});
     if (a.name() == "sparse_value") return sparse_to_host(a.sparse_tensor(), what);
   }
   throw Error(cat(what, " holds text or nothing, which is not supported"));
@@ -296,13 +336,15 @@ bool FileTensor::has_value() const {
 
 namespace {
 
-void add_constants(std::vector<FileTensor>& out, std::set<std::string>& names, const pb::NodeProto& node, const std::string& prefix) {
+void add_constants(std::vector<FileTensor>& out, std::set<std::string>& names, const pb::NodeProto& node,
+                   const std::string& prefix) {
   if (!is_standard(node, "Constant") || node.output_size() == 0) return;
   for (const pb::AttributeProto& attribute : node.attribute())
     if (!attribute.ref_attr_name().empty()) return;  // another value at every call
   FileTensor found;
   found.name = prefix + node.output(0);
-  for (int k = 2; !prefix.empty() && names.count(found.name); ++k) found.name = cat(prefix, node.output(0), ".", k);
+  for (int k = 2; !prefix.empty() && names.count(found.name); ++k)
+    found.name = cat(prefix, node.output(0), ".", k);
   names.insert(found.name);
   found.constant = &node;
   const pb::AttributeProto* value = find_attribute(node, "value");
@@ -325,60 +367,6 @@ std::vector<FileTensor> file_tensors(const pb::ModelProto& model) {
   for (const pb::NodeProto& node : graph.node()) add_constants(out, names, node, "");
   for (const pb::FunctionProto& function : model.functions())
     for (const pb::NodeProto& node : function.node()) add_constants(out, names, node, function.name() + "/");
-  return out;
-}
-
-std::string serialize(const pb::ModelProto& model) {
-  if (model.ByteSizeLong() > std::numeric_limits<std::int32_t>::max())
-    throw Error(cat("the model has ", model.ByteSizeLong(), " bytes, more than the 2 GiB an ONNX file can hold without external data"));
-  std::string bytes;
-  google::protobuf::io::StringOutputStream stream(&bytes);
-  google::protobuf::io::CodedOutputStream out(&stream);
-  out.SetSerializationDeterministic(true);
-  model.SerializeToCodedStream(&out);
-  out.Trim();
-  return bytes;
-}
-
-std::string tensors_to_onnx(const std::map<std::string, HostTensor>& tensors, const std::map<std::string, std::string>& metadata) {
-  pb::ModelProto model;
-  model.set_ir_version(8);
-  model.set_producer_name("onnx-ddp");
-  pb::OperatorSetIdProto* opset = model.add_opset_import();
-  opset->set_domain("");
-  opset->set_version(17);
-  model.mutable_graph()->set_name("tensors");
-  for (const auto& [name, value] : tensors) {
-    pb::TensorProto* tensor = model.mutable_graph()->add_initializer();
-    tensor->set_name(name);
-    set_tensor(*tensor, value);
-  }
-  for (const auto& [key, value] : metadata) {
-    pb::StringStringEntryProto* entry = model.add_metadata_props();
-    entry->set_key(key);
-    entry->set_value(value);
-  }
-  return serialize(model);
-}
-
-TensorFile tensors_from_onnx(const std::string& bytes, const std::string& name) {
-  pb::ModelProto model;
-  if (bytes.size() > static_cast<std::size_t>(std::numeric_limits<int>::max()) ||
-      !model.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || !model.has_graph())
-    throw Error(cat(name, " is damaged: it does not hold named tensors")).in(name);
-  TensorFile out;
-  for (const pb::TensorProto& tensor : model.graph().initializer()) {
-    const std::string what = cat("tensor '", tensor.name(), "'");
-    try {
-      if (tensor.data_location() == pb::TensorProto::EXTERNAL) throw Error(cat(what, " lies in another file"));
-      check_payload(tensor, what, false);
-      if (!out.tensors.emplace(tensor.name(), to_host(tensor, what)).second) throw Error(cat(what, " occurs twice"));
-    } catch (Error& e) {
-      e.add_in(name);
-      throw;
-    }
-  }
-  for (const pb::StringStringEntryProto& entry : model.metadata_props()) out.metadata[entry.key()] = entry.value();
   return out;
 }
 

@@ -38,7 +38,8 @@ TEST(Commands, TrainsTheToyBare) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("\r")));
   EXPECT_THAT(outcome.err, Not(HasSubstr("\x1b")));
   const auto folder_of_run = folder / "runs" / "toy-1";
-  for (const char* name : {"model.onnx", "last.onnx", "run.toml", "metrics.jsonl", "summary.json", "checkpoints"})
+  for (const char* name :
+       {"model.onnx", "last.onnx", "run.toml", "metrics.jsonl", "summary.json", "checkpoints"})
     EXPECT_TRUE(std::filesystem::exists(folder_of_run / name)) << name;
   EXPECT_EQ(metric(folder_of_run, "step", "step").size(), 10U);
   EXPECT_EQ(metric(folder_of_run, "step", "samples").back(), 40);
@@ -54,7 +55,11 @@ TEST(Commands, TrainsTheToyBare) {
 TEST(Commands, RunTomlCanBeGivenBack) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  ASSERT_EQ(run({"train", model_file("toy.onnx"), "--seed", "5", "--optimizer", "sgd:momentum=0.5", "--batch-size", "1", "--out", "a"}, here).code, 0);
+  ASSERT_EQ(run({"train", model_file("toy.onnx"), "--seed", "5", "--optimizer", "sgd:momentum=0.5",
+                 "--batch-size", "1", "--out", "a"},
+                here)
+                .code,
+            0);
   const Outcome again = run({"train", model_file("toy.onnx"), "--config", "a/run.toml", "--out", "b"}, here);
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(read_text(folder / "a" / "model.onnx"), read_text(folder / "b" / "model.onnx"));
@@ -64,8 +69,10 @@ TEST(Commands, RunTomlCanBeGivenBack) {
 TEST(Commands, TrainsAndEvaluatesTheDigits) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  const Outcome trained = run({"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--eval-data", model_file("digits_test.npz"),
-                               "--epochs", "3", "--lr", "0.01", "--out", "run"}, here);
+  const Outcome trained =
+      run({"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--eval-data",
+           model_file("digits_test.npz"), "--epochs", "3", "--lr", "0.01", "--out", "run"},
+          here);
   ASSERT_EQ(trained.code, 0) << trained.err;
   const std::vector<double> accuracy = metric(folder / "run", "eval", "accuracy");
   ASSERT_EQ(accuracy.size(), 3U);
@@ -74,7 +81,8 @@ TEST(Commands, TrainsAndEvaluatesTheDigits) {
   const Outcome one = run({"eval", "run", "--data", model_file("digits_test.npz")}, here);
   ASSERT_EQ(one.code, 0) << one.err;
   EXPECT_THAT(one.out, MatchesRegex("loss: [0-9.e-]+  accuracy: 0\\.[0-9]+  samples: 360\n"));
-  const Outcome two = run({"eval", "run", "--data", model_file("digits_test.npz"), "--nproc-per-node", "2"}, here);
+  const Outcome two =
+      run({"eval", "run", "--data", model_file("digits_test.npz"), "--nproc-per-node", "2"}, here);
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_EQ(two.out.substr(two.out.find("accuracy")), one.out.substr(one.out.find("accuracy")));
   const std::size_t at = one.out.find("accuracy: ") + 10;
@@ -83,7 +91,8 @@ TEST(Commands, TrainsAndEvaluatesTheDigits) {
 
 TEST(Commands, HoldsRowsOut) {
   Folder folder;
-  const Outcome outcome = run({"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--eval-fraction", "0.2", "--epochs", "1", "--out", "r"},
+  const Outcome outcome = run({"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"),
+                               "--eval-fraction", "0.2", "--epochs", "1", "--out", "r"},
                               {.folder = folder.path()});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(metric(folder / "r", "eval", "samples"), (std::vector<double>{287}));
@@ -100,7 +109,8 @@ TEST(Commands, ExportsAndPredicts) {
   ASSERT_EQ(run({"export", "r/checkpoints/step-00000010", "--output", "weights.npz"}, here).code, 0);
   expect_error(run({"export", "r"}, here), 2, "-o");
   expect_error(run({"export", "r", "-o", "x.safetensors"}, here), 2, "not in this version");
-  const Outcome predicted = run({"predict", "r", "--data", model_file("toy.npz"), "-o", "y.npz", "--batch-size", "3"}, here);
+  const Outcome predicted =
+      run({"predict", "r", "--data", model_file("toy.npz"), "-o", "y.npz", "--batch-size", "3"}, here);
   ASSERT_EQ(predicted.code, 0) << predicted.err;
   const HostTensor y = read_npz(folder / "y.npz").at("y");
   EXPECT_EQ(y.shape(), (Ints{4, 1}));
@@ -108,7 +118,8 @@ TEST(Commands, ExportsAndPredicts) {
 }
 
 TEST(Commands, ChecksModels) {
-  const Outcome outcome = run({"check", model_file("digits_cnn.onnx"), "--data", model_file("digits.npz"), "--nproc-per-node", "2"});
+  const Outcome outcome = run(
+      {"check", model_file("digits_cnn.onnx"), "--data", model_file("digits.npz"), "--nproc-per-node", "2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("cross_entropy"));
   EXPECT_THAT(outcome.out, HasSubstr("parameter"));
@@ -136,7 +147,8 @@ TEST(Commands, ShowsStages) {
   const std::string model = model_file("digits_cnn.onnx");
   EXPECT_THAT(run({"show", model}).out, HasSubstr("graph "));
   const std::string whole = run({"show", model, "--stage", "optimizer", "--ranks", "2", "--sync-bn"}).out;
-  for (const char* text : {"AllReduce(", "AllGather(", "MergeStats(", "update "}) EXPECT_THAT(whole, HasSubstr(text));
+  for (const char* text : {"AllReduce(", "AllGather(", "MergeStats(", "update "})
+    EXPECT_THAT(whole, HasSubstr(text));
   EXPECT_THAT(run({"show", model, "--stage", "optimizer"}).out, Not(HasSubstr("AllReduce")));
   EXPECT_THAT(run({"show", model, "--stage", "plan", "--ranks", "2"}).out, HasSubstr("plan "));
   EXPECT_THAT(run({"show", model, "--format", "dot"}).out, HasSubstr("digraph"));
@@ -146,7 +158,8 @@ TEST(Commands, ShowsStages) {
 
 TEST(Commands, Benchmarks) {
   for (const char* ranks : {"1", "2"}) {
-    const Outcome outcome = run({"bench", model_file("toy.onnx"), "--steps", "20", "--warmup", "2", "--nproc-per-node", ranks, "--batch-size", "2"});
+    const Outcome outcome = run({"bench", model_file("toy.onnx"), "--steps", "20", "--warmup", "2",
+                                 "--nproc-per-node", ranks, "--batch-size", "2"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const nlohmann::json object = nlohmann::json::parse(outcome.out);
     EXPECT_GT(object.at("median_s").get<double>(), 0);
@@ -159,13 +172,15 @@ TEST(Commands, Benchmarks) {
 TEST(Commands, ListsOps) {
   const Outcome outcome = run({"ops"});
   EXPECT_EQ(outcome.code, 0);
-  for (const char* name : {"Conv", "BatchNormalization", "AllReduce", "Relu"}) EXPECT_THAT(outcome.out, HasSubstr(name));
+  for (const char* name : {"Conv", "BatchNormalization", "AllReduce", "Relu"})
+    EXPECT_THAT(outcome.out, HasSubstr(name));
 }
 
 TEST(Commands, DeviceThatIsNotThere) {
   Folder folder;
   if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU";
-  const Outcome outcome = run({"train", model_file("toy.onnx"), "--device", "cuda"}, {.folder = folder.path()});
+  const Outcome outcome =
+      run({"train", model_file("toy.onnx"), "--device", "cuda"}, {.folder = folder.path()});
   expect_error(outcome, 2, "driver");
   EXPECT_FALSE(std::filesystem::exists(folder / "runs" / "toy-1"));
 }
@@ -173,14 +188,26 @@ TEST(Commands, DeviceThatIsNotThere) {
 TEST(Commands, AccumulationGivesTheSameSteps) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  const std::vector<std::string> same = {"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--optimizer", "sgd", "--lr", "0.1", "--no-shuffle", "--epochs", "1", "--quiet"};
+  const std::vector<std::string> same = {"train",
+                                         model_file("digits_mlp.onnx"),
+                                         "--data",
+                                         model_file("digits.npz"),
+                                         "--optimizer",
+                                         "sgd",
+                                         "--lr",
+                                         "0.1",
+                                         "--no-shuffle",
+                                         "--epochs",
+                                         "1",
+                                         "--quiet"};
   auto whole = same, parts = same;
   whole.insert(whole.end(), {"--batch-size", "64", "--out", "a"});
   parts.insert(parts.end(), {"--batch-size", "16", "--accumulate", "4", "--out", "b"});
   ASSERT_EQ(run(whole, here).code, 0);
   const Outcome outcome = run(parts, here);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const std::vector<double> a = metric(folder / "a", "step", "loss"), b = metric(folder / "b", "step", "loss");
+  const std::vector<double> a = metric(folder / "a", "step", "loss"),
+                            b = metric(folder / "b", "step", "loss");
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-5 * a[i]) << i;
 }
@@ -192,8 +219,21 @@ TEST(Commands, IgnoredLabelsCountNowhere) {
   HostTensor& y = digits.at("y");
   for (std::int64_t i = 0; i < y.numel(); i += 3) y.mutable_data<std::int64_t>()[i] = -1;
   write_npz(folder / "d.npz", {digits.begin(), digits.end()});
-  const std::vector<std::string> same = {"train", model_file("digits_mlp.onnx"), "--data", "d.npz", "--loss", "cross_entropy:ignore_index=-1", "--optimizer", "sgd",
-                                         "--lr", "0.1", "--no-shuffle", "--epochs", "1", "--quiet", "--drop-last"};
+  const std::vector<std::string> same = {"train",
+                                         model_file("digits_mlp.onnx"),
+                                         "--data",
+                                         "d.npz",
+                                         "--loss",
+                                         "cross_entropy:ignore_index=-1",
+                                         "--optimizer",
+                                         "sgd",
+                                         "--lr",
+                                         "0.1",
+                                         "--no-shuffle",
+                                         "--epochs",
+                                         "1",
+                                         "--quiet",
+                                         "--drop-last"};
   auto one = same, two = same;
   one.insert(one.end(), {"--batch-size", "64", "--out", "a", "--steps", "5"});
   two.insert(two.end(), {"--batch-size", "32", "--nproc-per-node", "2", "--out", "b", "--steps", "5"});
@@ -204,8 +244,10 @@ TEST(Commands, IgnoredLabelsCountNowhere) {
   ASSERT_EQ(run(one, here).code, 0);
   const Outcome outcome = run(two, here);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  // Rank r reads rows r, r+2, …: the union of the first batches of 32 is rows 0..63, the one rank's batch of 64.
-  const std::vector<double> a = metric(folder / "a", "step", "loss"), b = metric(folder / "b", "step", "loss");
+  // Rank r reads rows r, r+2, …: the union of the first batches of 32 is rows 0..63, the one rank's batch
+  // of 64.
+  const std::vector<double> a = metric(folder / "a", "step", "loss"),
+                            b = metric(folder / "b", "step", "loss");
   ASSERT_EQ(a.size(), 5U);
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-5 * a[i]) << i;
 }

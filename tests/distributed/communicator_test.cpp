@@ -17,8 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using Body = std::function<void(Communicator&)>;
 
-// Gloo ranks in threads of this process: the back end does not know the difference.
-void run_gloo(int size, const Body& body, milliseconds timeout) {
+// Ranks of a back end for processes in threads of this process: it does not know the difference.
+void run_backend(const std::string& backend, int size, const Body& body, milliseconds timeout) {
   const auto store = make_memory_store();
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
@@ -26,13 +26,14 @@ void run_gloo(int size, const Body& body, milliseconds timeout) {
     threads.emplace_back([&, rank] {
       try {
         CommunicatorOptions options;
-        options.backend = "gloo";
+        options.backend = backend;
         options.rank = rank;
         options.size = size;
         options.store = store.get();
         options.timeout = timeout;
         options.heartbeat = milliseconds(100);
-        body(*make_communicator(options));
+        const auto communicator = make_communicator(options);
+        body(*communicator);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }
@@ -43,6 +44,9 @@ void run_gloo(int size, const Body& body, milliseconds timeout) {
     if (error) std::rethrow_exception(error);
   }
 }
+
+void run_gloo(int size, const Body& body, milliseconds timeout) { run_backend("gloo", size, body, timeout); }
+void run_shm(int size, const Body& body, milliseconds timeout) { run_backend("shm", size, body, timeout); }
 
 struct Backend {
   const char* name;
@@ -89,6 +93,9 @@ void check_all_reduce(Communicator& c, DType dtype) {
     EXPECT_TRUE(same_bits(data, sums<T>(c.size(), count))) << count << " elements on rank " << c.rank();
   }
 }
+
+/// What only groups of several ranks can show.
+class PeersTest : public CommunicatorTest {};
 
 TEST_P(CommunicatorTest, AllReduceSumsInRankOrder) {
   run([](Communicator& c) {
@@ -202,23 +209,20 @@ std::string failure_of(const std::function<void(const Body&)>& run, const Body& 
   return message;
 }
 
-TEST_P(CommunicatorTest, AFailingRankWakesTheOthers) {
-  if (size() == 1) GTEST_SKIP() << "needs peers";
+TEST_P(PeersTest, AFailingRankWakesTheOthers) {
   const auto start = std::chrono::steady_clock::now();
   const std::string message = failure_of([this](const Body& body) { run(body); }, [](Communicator&) { throw Error("no such row"); });
   EXPECT_FALSE(message.empty());
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
-TEST_P(CommunicatorTest, AMissingRankIsNoticedAtTheDeadline) {
-  if (size() == 1) GTEST_SKIP() << "needs peers";
+TEST_P(PeersTest, AMissingRankIsNoticedAtTheDeadline) {
   const std::string message = failure_of([this](const Body& body) { run(body, milliseconds(500)); },
                                          [](Communicator&) { std::this_thread::sleep_for(milliseconds(1500)); });
   EXPECT_NE(message.find(cat("rank ", size() - 1)), std::string::npos) << message;
 }
 
-TEST_P(CommunicatorTest, AbortWakesACollective) {
-  if (size() == 1) GTEST_SKIP() << "needs peers";
+TEST_P(PeersTest, AbortWakesACollective) {
   const std::string message = failure_of(
       [this](const Body& body) {
         run([&](Communicator& c) {
@@ -240,9 +244,12 @@ TEST_P(CommunicatorTest, AbortWakesACollective) {
   EXPECT_FALSE(message.empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest,
-                         testing::Combine(testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}), testing::Values(1, 2, 3, 5)),
-                         [](const auto& test) { return cat(std::get<0>(test.param).name, std::get<1>(test.param)); });
+const auto kBackends = testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}, Backend{"shm", run_shm});
+std::string case_name(const testing::TestParamInfo<std::tuple<Backend, int>>& test) {
+  return cat(std::get<0>(test.param).name, std::get<1>(test.param));
+}
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, testing::Combine(kBackends, testing::Values(1, 2, 3, 5)), case_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PeersTest, testing::Combine(kBackends, testing::Values(2, 3, 5)), case_name);
 
 TEST(Communicator, SoloIsTheIdentity) {
   const auto c = make_communicator({});

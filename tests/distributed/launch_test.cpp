@@ -32,7 +32,14 @@ TEST(Launch, PrefixesTheOutputOfOtherRanks) {
   EXPECT_THAT(job.err(), HasSubstr("[rank 1] no newline\n"));
 }
 
-TEST(Launch, RanksMeetAndReduce) {
+// Over both back ends for processes.
+class LaunchedRanks : public testing::TestWithParam<const char*> {
+ protected:
+  TestJob launcher(const std::string& scenario, int nproc) { return onnxddp::launcher(scenario + "/" + GetParam(), nproc); }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, LaunchedRanks, testing::Values("shm", "gloo"), [](const auto& test) { return test.param; });
+
+TEST_P(LaunchedRanks, MeetAndReduce) {
   auto job = launcher("sum", 3);
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.out(), HasSubstr("[rank 2] sum 6\n"));
@@ -54,7 +61,7 @@ TEST(Launch, WritesLogs) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Launch, PassesOnTheCodeOfTheRankThatFailedFirst) {
+TEST_P(LaunchedRanks, PassOnTheCodeOfTheOneThatFailedFirst) {
   auto job = launcher("one-fails", 3);
   EXPECT_EQ(job.wait(), kExitUserError);
   EXPECT_THAT(job.err(), HasSubstr("row 7 is not a number"));
@@ -67,7 +74,7 @@ TEST(Launch, PassesOnTheCodeOfTheRankThatFailedFirst) {
 
 TEST(Launch, MapsCodesOutsideTheListToInternal) { EXPECT_EQ(launcher("one-exits-9", 2).wait(), kExitInternal); }
 
-TEST(Launch, AKilledRankEndsTheJobAndIsNamed) {
+TEST_P(LaunchedRanks, AreNamedWhenKilled) {
   auto job = launcher("long", 3);
   ASSERT_TRUE(job.wait_for("step 30\n")) << job.err();
   const long victim = job.number_after("[rank 1] rank 1 pid ");
@@ -81,7 +88,7 @@ TEST(Launch, AKilledRankEndsTheJobAndIsNamed) {
   EXPECT_THAT(job.err(), HasSubstr(cat("onnx-ddp: rank 1 (pid ", victim, ") was killed by SIGKILL\n")));
 }
 
-TEST(Launch, AKilledLauncherLeavesNoProcess) {
+TEST_P(LaunchedRanks, DieWithTheLauncher) {
   auto job = launcher("long", 3);
   ASSERT_TRUE(job.wait_for("step 3\n")) << job.err();
   EXPECT_EQ(job.living().size(), 4u);
@@ -100,14 +107,14 @@ TEST(Launch, AKilledLauncherDuringStartLeavesNoProcess) {
   }
 }
 
-TEST(Launch, ARankThatHangsIsNamed) {
+TEST_P(LaunchedRanks, AreNamedWhenHanging) {
   auto job = launcher("one-hangs", 2);
   EXPECT_EQ(job.wait(), kExitPeer);
   EXPECT_THAT(job.err(), HasSubstr("error: rank 1 is alive, but has not arrived; it stopped at step 5 after AllReduce (collective 4); "
                                    "rank 0 waited at step 5 in AllReduce (collective 5)"));
 }
 
-TEST(Launch, ARankThatIsStoppedIsNamed) {
+TEST_P(LaunchedRanks, AreNamedWhenStopped) {
   auto job = launcher("one-stops", 2);
   EXPECT_EQ(job.wait(), kExitPeer);
   EXPECT_THAT(job.err(), HasSubstr("error: rank 1 gives no sign of life; it stopped "));

@@ -1,5 +1,5 @@
 // The tests, or with "--as ROLE…" a process of a job that a test has started.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <string>
 #include <vector>
@@ -8,6 +8,6 @@
 
 int main(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "--as") return onnxddp::play_role({argv + 2, argv + argc});
-  testing::InitGoogleTest(&argc, argv);
+  testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
 }

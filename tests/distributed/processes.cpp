@@ -143,13 +143,17 @@ const std::map<std::string, Scenario>& scenarios() {
   return all;
 }
 
-int play_rank(const std::string& scenario) {
+// "SCENARIO" or "SCENARIO/BACKEND".
+int play_rank(const std::string& role) {
+  const auto slash = role.find('/');
+  const std::string scenario = role.substr(0, slash);
   const auto info = rank_from_environment();
   if (!info) return kExitUsage;
   die_with_parent(*info);
   try {
     const Job job = join_job(*info, milliseconds(10'000));
     CommunicatorOptions options;
+    if (slash != std::string::npos) options.backend = role.substr(slash + 1);
     options.rank = info->rank;
     options.size = info->world_size;
     options.store = job.store.get();

@@ -39,7 +39,7 @@ class TestJob {
   std::string folder_;
 };
 
-/// "launcher SCENARIO NPROC [LOG_DIR]" or "rank SCENARIO": the exit code of the program.
+/// "launcher SCENARIO[/BACKEND] NPROC [LOG_DIR]" or "rank SCENARIO[/BACKEND]": the exit code of the program.
 int play_role(const std::vector<std::string>& role);
 
 }  // namespace onnxddp

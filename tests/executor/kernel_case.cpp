@@ -16,13 +16,15 @@ constexpr std::size_t kMargin = 64;
 /// 64-byte aligned bytes with a margin behind them, all filled with a pattern.
 class Buffer {
  public:
-  Buffer(std::size_t bytes, int pattern) : bytes_(bytes), pattern_(pattern), data_(DType::u8, {static_cast<std::int64_t>(bytes + kMargin)}) {
+  Buffer(std::size_t bytes, int pattern)
+      : bytes_(bytes), pattern_(pattern), data_(DType::u8, {static_cast<std::int64_t>(bytes + kMargin)}) {
     std::memset(data_.mutable_raw(), pattern, bytes + kMargin);
   }
   void* data() { return data_.mutable_raw(); }
   bool margin_is_whole() {
     const auto* end = static_cast<const unsigned char*>(data()) + bytes_;
-    return std::all_of(end, end + kMargin, [&](unsigned char c) { return c == static_cast<unsigned char>(pattern_); });
+    return std::all_of(end, end + kMargin,
+                       [&](unsigned char c) { return c == static_cast<unsigned char>(pattern_); });
   }
 
  private:
@@ -53,13 +55,16 @@ void choose(const Kernel& kernel, PlanContext& c) {
     return;
   }
   for (SlotType& y : c.outputs) y.layout = image(y) ? Layout::nhwc : Layout::dense;
-  for (SlotType& x : c.inputs) x.layout = image(x) && x.shape == c.outputs[0].shape ? Layout::nhwc : Layout::dense;
+  for (SlotType& x : c.inputs)
+    x.layout = image(x) && x.shape == c.outputs[0].shape ? Layout::nhwc : Layout::dense;
 }
 
-PlanContext context_of(const Graph& graph, const Node& node, const std::vector<HostTensor>& inputs, int threads) {
+PlanContext context_of(const Graph& graph, const Node& node, const std::vector<HostTensor>& inputs,
+                       int threads) {
   std::vector<SlotType> in, out;
   for (const HostTensor& t : inputs) in.push_back({t.dtype(), t.shape(), Layout::dense});
-  for (ValueId y : node.outputs) out.push_back({graph.value(y).type.dtype, static_shape(graph.value(y).type.shape), Layout::dense});
+  for (ValueId y : node.outputs)
+    out.push_back({graph.value(y).type.dtype, static_shape(graph.value(y).type.shape), Layout::dense});
   return PlanContext(graph, node, std::move(in), std::move(out), threads);
 }
 
@@ -69,8 +74,8 @@ DType dtype_of_node(const std::vector<SlotType>& inputs) {
   return inputs.empty() ? DType::f32 : inputs[0].dtype;
 }
 
-std::vector<HostTensor> run_once(const Graph& graph, const Node& node, const std::vector<HostTensor>& inputs, const RunOptions& o,
-                                 int pattern) {
+std::vector<HostTensor> run_once(const Graph& graph, const Node& node, const std::vector<HostTensor>& inputs,
+                                 const RunOptions& o, int pattern) {
   PlanContext c = context_of(graph, node, inputs, o.threads);
   const Kernel* kernel = cpu_kernels().find(node.op->name, dtype_of_node(c.inputs));
   if (!kernel) throw Error(cat("no kernel for ", node.op->name));
@@ -90,7 +95,9 @@ std::vector<HostTensor> run_once(const Graph& graph, const Node& node, const std
   std::vector<void*> writes;
   for (const SlotType& t : c.outputs) buffers.emplace_back(t.bytes(), pattern);
   for (std::size_t i = 0; i < buffers.size(); ++i) writes.push_back(buffers[i].data());
-  if (o.in_place.first >= 0) writes[static_cast<std::size_t>(o.in_place.second)] = const_cast<void*>(reads[static_cast<std::size_t>(o.in_place.first)]);
+  if (o.in_place.first >= 0)
+    writes[static_cast<std::size_t>(o.in_place.second)] =
+        const_cast<void*>(reads[static_cast<std::size_t>(o.in_place.first)]);
   Buffer scratch(c.scratch_bytes, pattern);
   run({reads.data(), writes.data(), scratch.data(), nullptr});
   EXPECT_TRUE(scratch.margin_is_whole()) << "the kernel writes behind its scratch";
@@ -103,16 +110,19 @@ std::vector<HostTensor> run_once(const Graph& graph, const Node& node, const std
   }
   for (std::size_t i = 0; i < held.size(); ++i) {
     if (!node.inputs[i] || before[i].bytes() == 0 || static_cast<int>(i) == o.in_place.first) continue;
-    EXPECT_EQ(std::memcmp(reads[i], before[i].raw(), before[i].bytes()), 0) << "input " << i << " was changed";
+    EXPECT_EQ(std::memcmp(reads[i], before[i].raw(), before[i].bytes()), 0)
+        << "input " << i << " was changed";
   }
   return results;
 }
 
 }  // namespace
 
-std::vector<HostTensor> run_node(const Graph& graph, NodeId id, const std::vector<HostTensor>& inputs, const RunOptions& options) {
+std::vector<HostTensor> run_node(const Graph& graph, NodeId id, const std::vector<HostTensor>& inputs,
+                                 const RunOptions& options) {
   const Node& node = graph.node(id);
-  const std::vector<HostTensor> one = run_once(graph, node, inputs, options, 0x00), other = run_once(graph, node, inputs, options, 0xC5);
+  const std::vector<HostTensor> one = run_once(graph, node, inputs, options, 0x00),
+                                other = run_once(graph, node, inputs, options, 0xC5);
   for (std::size_t i = 0; i < one.size(); ++i) {
     EXPECT_TRUE(one[i].bytes() == 0 || std::memcmp(one[i].raw(), other[i].raw(), one[i].bytes()) == 0)
         << "output " << i << " depends on what its memory or the scratch held";
@@ -120,7 +130,8 @@ std::vector<HostTensor> run_node(const Graph& graph, NodeId id, const std::vecto
   return one;
 }
 
-std::vector<HostTensor> run_text(const std::string& text, const std::vector<HostTensor>& inputs, const RunOptions& options) {
+std::vector<HostTensor> run_text(const std::string& text, const std::vector<HostTensor>& inputs,
+                                 const RunOptions& options) {
   const Sample sample = parse_sample(text);
   const NodeId id = sample.graph.order.at(0);
   std::vector<HostTensor> all;
@@ -142,9 +153,12 @@ HostTensor random_tensor(DType dtype, const Ints& shape, unsigned seed, double l
   std::mt19937_64 random(seed);
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     const double u = static_cast<double>(random() >> 11) * 0x1p-53;
-    // Floats of 24 bits at most, so that f32 and f64 see the same numbers; whole numbers in the range; 0 or 1.
+    // Floats of 24 bits at most, so that f32 and f64 see the same numbers; whole numbers in the range; 0
+    // or 1.
     const double x = low + u * (high - low);
-    t.set_double(i, is_float(dtype) ? static_cast<double>(static_cast<float>(x)) : dtype == DType::boolean ? (u < 0.5 ? 0 : 1) : std::floor(x));
+    t.set_double(i, is_float(dtype)           ? static_cast<double>(static_cast<float>(x))
+                    : dtype == DType::boolean ? (u < 0.5 ? 0 : 1)
+                                              : std::floor(x));
   }
   return t;
 }
@@ -162,8 +176,12 @@ std::vector<HostTensor> random_inputs(const Sample& sample, unsigned seed) {
       continue;
     }
     const auto range = sample.ranges.find(value.name);
-    const auto [low, high] = range == sample.ranges.end() ? std::pair(is_float(value.type.dtype) ? -1.0 : -5.0, is_float(value.type.dtype) ? 1.0 : 6.0) : range->second;
-    inputs.push_back(random_tensor(value.type.dtype, static_shape(value.type.shape), seed++ * 7919 + 1, low, high));
+    const auto [low, high] =
+        range == sample.ranges.end()
+            ? std::pair(is_float(value.type.dtype) ? -1.0 : -5.0, is_float(value.type.dtype) ? 1.0 : 6.0)
+            : range->second;
+    inputs.push_back(
+        random_tensor(value.type.dtype, static_shape(value.type.shape), seed++ * 7919 + 1, low, high));
   }
   return inputs;
 }
@@ -189,7 +207,8 @@ std::map<std::string, HostTensor> run_graph(const Graph& graph, std::map<ValueId
     if (value.data) return *value.data;
     CHECK(value.ints.has_value(), "'", value.name, "' is read before it is computed");
     HostTensor t(value.type.dtype, static_shape(value.type.shape));
-    for (std::int64_t i = 0; i < t.numel(); ++i) t.set_double(i, static_cast<double>((*value.ints)[static_cast<std::size_t>(i)].value()));
+    for (std::int64_t i = 0; i < t.numel(); ++i)
+      t.set_double(i, static_cast<double>((*value.ints)[static_cast<std::size_t>(i)].value()));
     return t;
   };
   for (NodeId id : graph.order) {

@@ -13,17 +13,21 @@
 namespace onnxddp::testing {
 
 struct RunOptions {
-  bool nhwc = false;                     // images come in N,H,W,C where the kernel takes them so
+  bool nhwc = false;  // images come in N,H,W,C where the kernel takes them so
   int threads = 1;
   std::pair<int, int> in_place{-1, -1};  // {input, output} that share memory
 };
 
-/// Runs the node on copies of `inputs`. Outputs are filled with a pattern first and have a margin behind them; EXPECTs that
-/// every element gets a value that does not depend on the pattern, and that the margins and other inputs stay as they are.
-std::vector<HostTensor> run_node(const Graph& graph, NodeId node, const std::vector<HostTensor>& inputs, const RunOptions& options = {});
+/// Runs the node on copies of `inputs`. Outputs are filled with a pattern first and have a margin behind
+/// them; EXPECTs that every element gets a value that does not depend on the pattern, and that the margins
+/// and other inputs stay as they are.
+std::vector<HostTensor> run_node(const Graph& graph, NodeId node, const std::vector<HostTensor>& inputs,
+                                 const RunOptions& options = {});
 
-/// Runs `OP(types…) {attributes}` (the sample syntax) on these inputs, one for each type that has no contents.
-std::vector<HostTensor> run_text(const std::string& sample, const std::vector<HostTensor>& inputs, const RunOptions& options = {});
+/// Runs `OP(types…) {attributes}` (the sample syntax) on these inputs, one for each type that has no
+/// contents.
+std::vector<HostTensor> run_text(const std::string& sample, const std::vector<HostTensor>& inputs,
+                                 const RunOptions& options = {});
 
 /// Inputs of the node: constants as they are, others uniformly random in the sample's ranges.
 std::vector<HostTensor> random_inputs(const Sample& sample, unsigned seed);

@@ -16,9 +16,9 @@
 namespace onnxddp {
 namespace {
 
+using testing::difference;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::difference;
 using testing::random_inputs;
 using testing::random_tensor;
 using testing::run_node;
@@ -27,8 +27,12 @@ using testing::run_text;
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 const float kInf = std::numeric_limits<float>::infinity();
 
-HostTensor f32(Ints shape, const std::vector<float>& values) { return HostTensor::of<float>(std::move(shape), values); }
-HostTensor i64(Ints shape, const std::vector<std::int64_t>& values) { return HostTensor::of<std::int64_t>(std::move(shape), values); }
+HostTensor f32(Ints shape, const std::vector<float>& values) {
+  return HostTensor::of<float>(std::move(shape), values);
+}
+HostTensor i64(Ints shape, const std::vector<std::int64_t>& values) {
+  return HostTensor::of<std::int64_t>(std::move(shape), values);
+}
 
 template <class T>
 std::vector<T> values(const HostTensor& t) {
@@ -68,11 +72,21 @@ double worst_ulp(F f, G exact, float low, float high) {
 
 TEST(Scalar, FunctionsAreWithinTheirErrors) {
   constexpr float most = std::numeric_limits<float>::max();
-  EXPECT_LE(worst_ulp(scalar::Exp(), [](double x) { return std::exp(x); }, -most, most), 1.1);
-  EXPECT_LE(worst_ulp(scalar::Log(), [](double x) { return std::log(x); }, 0, most), 2.0);
-  EXPECT_LE(worst_ulp(scalar::Tanh(), [](double x) { return std::tanh(x); }, -most, most), 2.5);
-  EXPECT_LE(worst_ulp(scalar::Erf(), [](double x) { return std::erf(x); }, -most, most), 2.0);
-  EXPECT_LE(worst_ulp(scalar::Sigmoid(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, most), 2.5);
+  EXPECT_LE(worst_ulp(
+                scalar::Exp(), [](double x) { return std::exp(x); }, -most, most),
+            1.1);
+  EXPECT_LE(worst_ulp(
+                scalar::Log(), [](double x) { return std::log(x); }, 0, most),
+            2.0);
+  EXPECT_LE(worst_ulp(
+                scalar::Tanh(), [](double x) { return std::tanh(x); }, -most, most),
+            2.5);
+  EXPECT_LE(worst_ulp(
+                scalar::Erf(), [](double x) { return std::erf(x); }, -most, most),
+            2.0);
+  EXPECT_LE(worst_ulp(
+                scalar::Sigmoid(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, most),
+            2.5);
 }
 
 TEST(Scalar, FunctionsAtTheEdges) {
@@ -89,7 +103,8 @@ TEST(Scalar, FunctionsAtTheEdges) {
   EXPECT_EQ(scalar::erf(kInf), 1.0f);
   EXPECT_TRUE(std::isnan(scalar::erf(kNan)));
   EXPECT_EQ(scalar::Sigmoid()(-kInf), 0.0f);
-  EXPECT_TRUE(std::isnan(scalar::Relu()(kNan)) && std::isnan(scalar::Max()(1.0f, kNan)) && std::isnan(scalar::Min()(kNan, 1.0f)));
+  EXPECT_TRUE(std::isnan(scalar::Relu()(kNan)) && std::isnan(scalar::Max()(1.0f, kNan)) &&
+              std::isnan(scalar::Min()(kNan, 1.0f)));
 }
 
 TEST(Scalar, IntegersNeverTrap) {
@@ -107,14 +122,18 @@ std::vector<std::uint32_t> words(const Philox& p) { return {p.word[0], p.word[1]
 
 TEST(Philox, KnownAnswers) {  // of the authors' library (Random123, kat_vectors)
   EXPECT_THAT(words(philox(0, 0, 0, 0, 0)), ElementsAre(0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u));
-  EXPECT_THAT(words(philox(~0u, ~0u, ~0u, ~0u, ~0ull)), ElementsAre(0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
+  EXPECT_THAT(words(philox(~0u, ~0u, ~0u, ~0u, ~0ull)),
+              ElementsAre(0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
   EXPECT_THAT(words(philox(0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0x299f31d0a4093822ull)),
               ElementsAre(0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u));
 }
 
-std::vector<HostTensor> drop(const HostTensor& x, std::int64_t rank, std::int64_t world, bool batch, int threads = 1) {
+std::vector<HostTensor> drop(const HostTensor& x, std::int64_t rank, std::int64_t world, bool batch,
+                             int threads = 1) {
   const std::string type = cat("f32", shape_str(x.shape()));
-  return run_text(cat("Dropout(", type, ", i64[5]=[7,3,0,", rank, ",", world, "]) {ratio=0.25, key=11, batch=", batch ? 1 : 0, "}"), {x}, {.threads = threads});
+  return run_text(cat("Dropout(", type, ", i64[5]=[7,3,0,", rank, ",", world,
+                      "]) {ratio=0.25, key=11, batch=", batch ? 1 : 0, "}"),
+                  {x}, {.threads = threads});
 }
 
 TEST(Dropout, ScalesWhatItKeeps) {
@@ -131,7 +150,8 @@ TEST(Dropout, ScalesWhatItKeeps) {
 
 TEST(Dropout, RanksTogetherDropWhatOneRankDrops) {
   const HostTensor whole = random_tensor(DType::f32, {6, 7}, 1), part = random_tensor(DType::f32, {3, 7}, 2);
-  const auto one = drop(whole, 0, 1, true)[1], even = drop(part, 0, 2, true)[1], odd = drop(part, 1, 2, true)[1];
+  const auto one = drop(whole, 0, 1, true)[1], even = drop(part, 0, 2, true)[1],
+             odd = drop(part, 1, 2, true)[1];
   for (std::int64_t row = 0; row < 3; ++row) {
     for (std::int64_t i = 0; i < 7; ++i) {
       EXPECT_EQ(even.as_int(row * 7 + i), one.as_int(2 * row * 7 + i));
@@ -152,31 +172,40 @@ TEST(Dropout, BulkAndSingleElementsAgree) {
 // ---- elementwise
 
 TEST(Elementwise, BroadcastsLikeNumpy) {
-  EXPECT_THAT(values<float>(run_text("Add(f32[2,3], f32[3])", {f32({2, 3}, {1, 2, 3, 4, 5, 6}), f32({3}, {10, 20, 30})})[0]),
+  EXPECT_THAT(values<float>(run_text("Add(f32[2,3], f32[3])",
+                                     {f32({2, 3}, {1, 2, 3, 4, 5, 6}), f32({3}, {10, 20, 30})})[0]),
               ElementsAre(11, 22, 33, 14, 25, 36));
-  EXPECT_THAT(values<float>(run_text("Sub(f32[2,1], f32[1,3])", {f32({2, 1}, {1, 2}), f32({1, 3}, {10, 20, 30})})[0]),
-              ElementsAre(-9, -19, -29, -8, -18, -28));
-  EXPECT_THAT(values<float>(run_text("Mul(f32[], f32[3])", {f32({}, {2}), f32({3}, {1, 2, 3})})[0]), ElementsAre(2, 4, 6));
-  EXPECT_THAT(values<std::int64_t>(run_text("Div(i64[3], i64[])", {i64({3}, {7, -7, 9}), i64({}, {2})})[0]), ElementsAre(3, -3, 4));
+  EXPECT_THAT(
+      values<float>(run_text("Sub(f32[2,1], f32[1,3])", {f32({2, 1}, {1, 2}), f32({1, 3}, {10, 20, 30})})[0]),
+      ElementsAre(-9, -19, -29, -8, -18, -28));
+  EXPECT_THAT(values<float>(run_text("Mul(f32[], f32[3])", {f32({}, {2}), f32({3}, {1, 2, 3})})[0]),
+              ElementsAre(2, 4, 6));
+  EXPECT_THAT(values<std::int64_t>(run_text("Div(i64[3], i64[])", {i64({3}, {7, -7, 9}), i64({}, {2})})[0]),
+              ElementsAre(3, -3, 4));
 }
 
 TEST(Elementwise, EmptyTensorsAreFine) {
   EXPECT_EQ(run_text("Add(f32[0,3], f32[3])", {f32({0, 3}, {}), f32({3}, {1, 2, 3})})[0].numel(), 0);
   EXPECT_EQ(run_text("Relu(f32[2,0])", {f32({2, 0}, {})})[0].numel(), 0);
-  EXPECT_THAT(values<float>(run_text("ReduceSum(f32[0,2]) {axes=[0]}", {f32({0, 2}, {})})[0]), ElementsAre(0, 0));
+  EXPECT_THAT(values<float>(run_text("ReduceSum(f32[0,2]) {axes=[0]}", {f32({0, 2}, {})})[0]),
+              ElementsAre(0, 0));
 }
 
 TEST(Elementwise, CastTruncatesAndStaysInRange) {
   const auto x = f32({6}, {1.9f, -1.9f, 3e9f, -3e9f, kNan, kInf});
-  constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max(), least = std::numeric_limits<std::int32_t>::min();
-  EXPECT_THAT(values<std::int32_t>(run_text("Cast(f32[6]) {to=\"i32\"}", {x})[0]), ElementsAre(1, -1, most, least, 0, most));
-  EXPECT_THAT(values<bool>(run_text("Cast(f32[6]) {to=\"bool\"}", {f32({6}, {0, 1, -0.0f, 0.5f, kNan, 2})})[0]),
-              ElementsAre(false, true, false, true, true, true));
+  constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max(),
+                         least = std::numeric_limits<std::int32_t>::min();
+  EXPECT_THAT(values<std::int32_t>(run_text("Cast(f32[6]) {to=\"i32\"}", {x})[0]),
+              ElementsAre(1, -1, most, least, 0, most));
+  EXPECT_THAT(
+      values<bool>(run_text("Cast(f32[6]) {to=\"bool\"}", {f32({6}, {0, 1, -0.0f, 0.5f, kNan, 2})})[0]),
+      ElementsAre(false, true, false, true, true, true));
 }
 
 TEST(Elementwise, SplitsOverThreads) {
   const HostTensor x = random_tensor(DType::f32, {200001}, 1), y = random_tensor(DType::f32, {200001}, 2);
-  EXPECT_EQ(run_text("Mul(f32[200001], f32[200001])", {x, y}, {.threads = 3})[0], run_text("Mul(f32[200001], f32[200001])", {x, y})[0]);
+  EXPECT_EQ(run_text("Mul(f32[200001], f32[200001])", {x, y}, {.threads = 3})[0],
+            run_text("Mul(f32[200001], f32[200001])", {x, y})[0]);
   EXPECT_EQ(run_text("Exp(f32[200001])", {x}, {.threads = 3})[0], run_text("Exp(f32[200001])", {x})[0]);
 }
 
@@ -186,8 +215,11 @@ TEST(Reduce, AxesAndKeepdims) {
   const auto x = f32({2, 3}, {1, 2, 3, 4, 5, 6});
   EXPECT_THAT(values<float>(run_text("ReduceSum(f32[2,3]) {axes=[0]}", {x})[0]), ElementsAre(5, 7, 9));
   EXPECT_THAT(values<float>(run_text("ReduceMean(f32[2,3]) {axes=[1]}", {x})[0]), ElementsAre(2, 5));
-  EXPECT_THAT(values<float>(run_text("ReduceMax(f32[2,3]) {axes=[0,1], keepdims=0}", {x})[0]), ElementsAre(6));
-  EXPECT_THAT(values<std::int64_t>(run_text("ArgMax(f32[2,3]) {axis=1}", {f32({2, 3}, {1, 3, 3, 2, 2, 1})})[0]), ElementsAre(1, 0));
+  EXPECT_THAT(values<float>(run_text("ReduceMax(f32[2,3]) {axes=[0,1], keepdims=0}", {x})[0]),
+              ElementsAre(6));
+  EXPECT_THAT(
+      values<std::int64_t>(run_text("ArgMax(f32[2,3]) {axis=1}", {f32({2, 3}, {1, 3, 3, 2, 2, 1})})[0]),
+      ElementsAre(1, 0));
 }
 
 TEST(Reduce, LongSumsKeepTheirDigits) {
@@ -195,23 +227,29 @@ TEST(Reduce, LongSumsKeepTheirDigits) {
   const HostTensor x = HostTensor::full(DType::f32, {n}, 0.1);
   const double exact = static_cast<double>(0.1f) * static_cast<double>(n);
   EXPECT_NEAR(run_text("ReduceSum(f32[3000000]) {axes=[0]}", {x})[0].as_double(0), exact, exact * 1e-7);
-  EXPECT_NEAR(run_text("SumTo(f32[1500000,2]) {shape=[2]}", {x.reshaped({n / 2, 2})})[0].as_double(1), exact / 2, exact * 1e-7);
-  EXPECT_NEAR(run_text("SumSquares(f32[3000000])", {x})[0].as_double(0), exact * static_cast<double>(0.1f), exact * 1e-8);
+  EXPECT_NEAR(run_text("SumTo(f32[1500000,2]) {shape=[2]}", {x.reshaped({n / 2, 2})})[0].as_double(1),
+              exact / 2, exact * 1e-7);
+  EXPECT_NEAR(run_text("SumSquares(f32[3000000])", {x})[0].as_double(0), exact * static_cast<double>(0.1f),
+              exact * 1e-8);
 }
 
 // ---- losses
 
 TEST(Loss, CrossEntropySumsTheKeptRows) {
   const auto x = f32({3, 2}, {0, 0, 1000, 0, 0, 1000});
-  const auto loss = run_text("CrossEntropyLoss(f32[3,2], i64[3]) {ignore_index=-1}", {x, i64({3}, {1, -1, 0})})[0];
+  const auto loss =
+      run_text("CrossEntropyLoss(f32[3,2], i64[3]) {ignore_index=-1}", {x, i64({3}, {1, -1, 0})})[0];
   EXPECT_FLOAT_EQ(static_cast<float>(loss.as_double(0)), std::log(2.0f) + 1000.0f);
-  const auto grad = run_text("CrossEntropyLossGrad(f32[3,2], i64[3], f32[]) {ignore_index=-1}", {x, i64({3}, {1, -1, 0}), f32({}, {2})})[0];
+  const auto grad = run_text("CrossEntropyLossGrad(f32[3,2], i64[3], f32[]) {ignore_index=-1}",
+                             {x, i64({3}, {1, -1, 0}), f32({}, {2})})[0];
   EXPECT_THAT(values<float>(grad), ElementsAre(1, -1, 0, 0, -2, 2));
 }
 
 TEST(Loss, BadLabelsAreErrorsWithTheirRow) {
   const auto x = f32({3, 2}, {1, 2, 3, 4, 5, 6});
-  const auto loss = [&](std::vector<std::int64_t> t) { return error_of([&] { run_text("CrossEntropyLoss(f32[3,2], i64[3])", {x, i64({3}, t)}); }); };
+  const auto loss = [&](std::vector<std::int64_t> t) {
+    return error_of([&] { run_text("CrossEntropyLoss(f32[3,2], i64[3])", {x, i64({3}, t)}); });
+  };
   EXPECT_EQ(loss({0, 1, 2}), "label 2 in row 2 of the targets is not one of the 2 classes");
   EXPECT_EQ(loss({0, -1, 5}), "label -1 in row 1 of the targets is not one of the 2 classes");
 }
@@ -223,17 +261,23 @@ void expect_equals_f64(const std::string& text, double tolerance, const testing:
   const Sample narrow = parse_sample(text), wide = parse_sample(text, DType::f64);
   const auto got = run_node(narrow.graph, narrow.graph.order[0], random_inputs(narrow, 3), options);
   const auto want = run_node(wide.graph, wide.graph.order[0], random_inputs(wide, 3));
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), tolerance) << "output " << i;
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_LE(difference(got[i], want[i]), tolerance) << "output " << i;
 }
 
 TEST(Gemm, LiteralProducts) {
   const auto a = f32({2, 2}, {1, 2, 3, 4}), b = f32({2, 2}, {5, 6, 7, 8});
   EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2])", {a, b})[0]), ElementsAre(19, 22, 43, 50));
-  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2]) {transA=1}", {a, b})[0]), ElementsAre(26, 30, 38, 44));
-  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2]) {transB=1}", {a, b})[0]), ElementsAre(17, 23, 39, 53));
-  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2], f32[2,1]) {alpha=2.0, beta=0.5}", {a, b, f32({2, 1}, {2, 4})})[0]),
+  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2]) {transA=1}", {a, b})[0]),
+              ElementsAre(26, 30, 38, 44));
+  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2]) {transB=1}", {a, b})[0]),
+              ElementsAre(17, 23, 39, 53));
+  EXPECT_THAT(values<float>(run_text("Gemm(f32[2,2], f32[2,2], f32[2,1]) {alpha=2.0, beta=0.5}",
+                                     {a, b, f32({2, 1}, {2, 4})})[0]),
               ElementsAre(39, 45, 88, 102));
-  EXPECT_THAT(values<float>(run_text("MatMul(f32[2,1,2], f32[2,1])", {a.reshaped({2, 1, 2}), f32({2, 1}, {1, 10})})[0]), ElementsAre(21, 43));
+  EXPECT_THAT(values<float>(
+                  run_text("MatMul(f32[2,1,2], f32[2,1])", {a.reshaped({2, 1, 2}), f32({2, 1}, {1, 10})})[0]),
+              ElementsAre(21, 43));
 }
 
 TEST(Gemm, EqualsTheReferenceForEveryForm) {
@@ -251,13 +295,17 @@ TEST(Gemm, EqualsTheReferenceForEveryForm) {
 }
 
 TEST(Gemm, SumsOverNothingAreZero) {
-  EXPECT_THAT(values<float>(run_text("MatMul(f32[1,0], f32[0,2])", {f32({1, 0}, {}), f32({0, 2}, {})})[0]), ElementsAre(0, 0));
-  EXPECT_EQ(run_text("MatMul(f32[0,3], f32[3,2])", {f32({0, 3}, {}), random_tensor(DType::f32, {3, 2}, 1)})[0].numel(), 0);
+  EXPECT_THAT(values<float>(run_text("MatMul(f32[1,0], f32[0,2])", {f32({1, 0}, {}), f32({0, 2}, {})})[0]),
+              ElementsAre(0, 0));
+  EXPECT_EQ(run_text("MatMul(f32[0,3], f32[3,2])", {f32({0, 3}, {}), random_tensor(DType::f32, {3, 2}, 1)})[0]
+                .numel(),
+            0);
 }
 
 TEST(MatMul, BroadcastsBatches) {
-  for (const char* types : {"f32[3,17,31], f32[31,23]", "f32[2,3,17,31], f32[2,3,31,23]", "f32[2,1,17,31], f32[3,31,23]", "f32[17,31], f32[4,31,23]",
-                            "f32[2,3,2,3], f32[1,3,3,2]", "f32[5,1,1], f32[1,1,3]"}) {
+  for (const char* types :
+       {"f32[3,17,31], f32[31,23]", "f32[2,3,17,31], f32[2,3,31,23]", "f32[2,1,17,31], f32[3,31,23]",
+        "f32[17,31], f32[4,31,23]", "f32[2,3,2,3], f32[1,3,3,2]", "f32[5,1,1], f32[1,1,3]"}) {
     expect_equals_f64(cat("MatMul(", types, ")"), 1e-5);
   }
 }
@@ -277,14 +325,17 @@ const std::vector<std::string> kConvolutions = {
 
 TEST(Conv, LiteralWindow) {
   const auto y = run_text("Conv(f32[1,1,3,3], f32[1,1,2,2], f32[1]) {pads=[0,0,1,1]}",
-                          {f32({1, 1, 3, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9}), f32({1, 1, 2, 2}, {1, 10, 100, 1000}), f32({1}, {0.5f})});
-  EXPECT_THAT(values<float>(y[0]), ElementsAre(5421.5f, 6532.5f, 603.5f, 8754.5f, 9865.5f, 906.5f, 87.5f, 98.5f, 9.5f));
+                          {f32({1, 1, 3, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9}),
+                           f32({1, 1, 2, 2}, {1, 10, 100, 1000}), f32({1}, {0.5f})});
+  EXPECT_THAT(values<float>(y[0]),
+              ElementsAre(5421.5f, 6532.5f, 603.5f, 8754.5f, 9865.5f, 906.5f, 87.5f, 98.5f, 9.5f));
 }
 
 TEST(Conv, OneDnnEqualsTheReference) {
   for (const std::string& conv : kConvolutions) {
     for (const bool nhwc : {false, true}) {
-      for (const int threads : {1, 2}) expect_equals_f64("Conv(" + conv, 1e-5, {.nhwc = nhwc, .threads = threads});
+      for (const int threads : {1, 2})
+        expect_equals_f64("Conv(" + conv, 1e-5, {.nhwc = nhwc, .threads = threads});
     }
   }
 }
@@ -293,14 +344,18 @@ TEST(Conv, GradientsByOneDnnEqualTheReference) {
   for (const std::string& conv : kConvolutions) {
     const Sample sample = parse_sample("Conv(" + conv);
     const Node& node = sample.graph.node(sample.graph.order[0]);
-    const std::string x = sample.graph.value(node.inputs[0]).type.str(), w = sample.graph.value(node.inputs[1]).type.str(),
+    const std::string x = sample.graph.value(node.inputs[0]).type.str(),
+                      w = sample.graph.value(node.inputs[1]).type.str(),
                       y = sample.graph.value(node.outputs[0]).type.str();
     std::string attrs;
-    if (const std::size_t brace = conv.find('{'); brace != std::string::npos) attrs = ", " + conv.substr(brace + 1, conv.size() - brace - 2);
+    if (const std::size_t brace = conv.find('{'); brace != std::string::npos)
+      attrs = ", " + conv.substr(brace + 1, conv.size() - brace - 2);
     for (const bool nhwc : {false, true}) {
       for (const int threads : {1, 2}) {
-        expect_equals_f64(cat("ConvDataGrad(", y, ", ", w, ") {shape=", x.substr(3), attrs, "}"), 1e-5, {.nhwc = nhwc, .threads = threads});
-        expect_equals_f64(cat("ConvWeightGrad(", y, ", ", x, ") {shape=", w.substr(3), attrs, "}"), 1e-5, {.nhwc = nhwc, .threads = threads});
+        expect_equals_f64(cat("ConvDataGrad(", y, ", ", w, ") {shape=", x.substr(3), attrs, "}"), 1e-5,
+                          {.nhwc = nhwc, .threads = threads});
+        expect_equals_f64(cat("ConvWeightGrad(", y, ", ", x, ") {shape=", w.substr(3), attrs, "}"), 1e-5,
+                          {.nhwc = nhwc, .threads = threads});
       }
     }
   }
@@ -310,25 +365,35 @@ TEST(Conv, GradientsByOneDnnEqualTheReference) {
 
 TEST(Pool, TheFirstMaximumGetsTheGradientAndPadsNeverWin) {
   const auto x = f32({1, 1, 2, 2}, {-3, -1, -1, -2});
-  EXPECT_THAT(values<float>(run_text("MaxPool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}", {x})[0]), ElementsAre(-3, -1, -1, -1));
-  const auto dx = run_text("MaxPoolGrad(f32[1,1,2,2], f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}", {f32({1, 1, 2, 2}, {1, 10, 100, 1000}), x});
+  EXPECT_THAT(values<float>(run_text("MaxPool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}", {x})[0]),
+              ElementsAre(-3, -1, -1, -1));
+  const auto dx = run_text("MaxPoolGrad(f32[1,1,2,2], f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}",
+                           {f32({1, 1, 2, 2}, {1, 10, 100, 1000}), x});
   EXPECT_THAT(values<float>(dx[0]), ElementsAre(1, 1010, 100, 0));
 }
 
 TEST(Pool, AveragesCountPadsOnlyWhenAsked) {
   const auto x = f32({1, 1, 2, 2}, {4, 8, 12, 16});
-  EXPECT_THAT(values<float>(run_text("AveragePool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}", {x})[0]), ElementsAre(4, 6, 8, 10));
-  EXPECT_THAT(values<float>(run_text("AveragePool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0], count_include_pad=1}", {x})[0]),
-              ElementsAre(1, 3, 4, 10));
+  EXPECT_THAT(
+      values<float>(run_text("AveragePool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0]}", {x})[0]),
+      ElementsAre(4, 6, 8, 10));
+  EXPECT_THAT(
+      values<float>(run_text(
+          "AveragePool(f32[1,1,2,2]) {kernel_shape=[2,2], pads=[1,1,0,0], count_include_pad=1}", {x})[0]),
+      ElementsAre(1, 3, 4, 10));
   // What ceil_mode adds beyond the padding never counts.
-  EXPECT_THAT(values<float>(run_text("AveragePool(f32[1,1,3,1]) {kernel_shape=[2,1], strides=[2,1], ceil_mode=1, count_include_pad=1}",
-                                     {f32({1, 1, 3, 1}, {2, 4, 6})})[0]),
-              ElementsAre(3, 6));
+  EXPECT_THAT(
+      values<float>(run_text(
+          "AveragePool(f32[1,1,3,1]) {kernel_shape=[2,1], strides=[2,1], ceil_mode=1, count_include_pad=1}",
+          {f32({1, 1, 3, 1}, {2, 4, 6})})[0]),
+      ElementsAre(3, 6));
 }
 
 TEST(Pool, LargeImagesInBothLayouts) {
-  for (const char* text : {"MaxPool(f32[3,5,17,19]) {kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}", "AveragePool(f32[3,5,17,19]) {kernel_shape=[3,2], strides=[1,2]}",
-                           "MaxPoolGrad(f32[3,5,9,10], f32[3,5,17,19]) {kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}"}) {
+  for (const char* text :
+       {"MaxPool(f32[3,5,17,19]) {kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}",
+        "AveragePool(f32[3,5,17,19]) {kernel_shape=[3,2], strides=[1,2]}",
+        "MaxPoolGrad(f32[3,5,9,10], f32[3,5,17,19]) {kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}"}) {
     for (const int threads : {1, 3}) expect_equals_f64(text, 1e-6, {.nhwc = true, .threads = threads});
   }
 }
@@ -338,7 +403,8 @@ TEST(Pool, LargeImagesInBothLayouts) {
 TEST(BatchNorm, StatisticsSurviveALargeMean) {
   for (const bool nhwc : {false, true}) {
     HostTensor x = random_tensor(DType::f32, {4, 18, 9, 9}, 1);
-    for (std::int64_t i = 0; i < x.numel(); ++i) x.set_double(i, static_cast<double>(static_cast<float>(x.as_double(i) + 10000.0)));
+    for (std::int64_t i = 0; i < x.numel(); ++i)
+      x.set_double(i, static_cast<double>(static_cast<float>(x.as_double(i) + 10000.0)));
     const auto narrow = run_text("BatchStats(f32[4,18,9,9])", {x}, {.nhwc = nhwc})[0];
     const Sample wide = parse_sample("BatchStats(f32[4,18,9,9])", DType::f64);
     const auto exact = run_node(wide.graph, wide.graph.order[0], {x.cast(DType::f64)})[0];
@@ -348,7 +414,8 @@ TEST(BatchNorm, StatisticsSurviveALargeMean) {
 
 TEST(BatchNorm, CountsBeyondFloatPrecision) {
   const std::int64_t n = (1 << 20) + 3;
-  const auto stats = run_text(cat("BatchStats(f32[", n, ",1])"), {HostTensor::full(DType::f32, {n, 1}, 2.0)})[0];
+  const auto stats =
+      run_text(cat("BatchStats(f32[", n, ",1])"), {HostTensor::full(DType::f32, {n, 1}, 2.0)})[0];
   EXPECT_THAT(values<float>(stats), ElementsAre(2, 0, 1, 3));
 }
 
@@ -368,7 +435,8 @@ TEST(BatchNorm, MergedPartsEqualTheWhole) {  // ranks of 3, 0 and 1 rows
 }
 
 TEST(BatchNorm, RunningVarianceIsUnbiased) {
-  const auto next = run_text("RunningStats(f32[1], f32[1], f32[4]) {momentum=0.9}", {f32({1}, {1}), f32({1}, {1}), f32({4}, {2, 8, 0, 5})});
+  const auto next = run_text("RunningStats(f32[1], f32[1], f32[4]) {momentum=0.9}",
+                             {f32({1}, {1}), f32({1}, {1}), f32({4}, {2, 8, 0, 5})});
   EXPECT_FLOAT_EQ(next[0].data<float>()[0], 1.1f);
   EXPECT_FLOAT_EQ(next[1].data<float>()[0], 0.9f + 0.1f * 2.0f);
 }
@@ -377,9 +445,14 @@ TEST(BatchNorm, RunningVarianceIsUnbiased) {
 
 TEST(Gather, NegativeIndicesAndErrors) {
   const auto x = f32({3, 2}, {1, 2, 3, 4, 5, 6});
-  EXPECT_THAT(values<float>(run_text("Gather(f32[3,2], i64[2])", {x, i64({2}, {-1, 0})})[0]), ElementsAre(5, 6, 1, 2));
-  EXPECT_EQ(error_of([&] { run_text("Gather(f32[3,2], i64[2])", {x, i64({2}, {0, 3})}); }), "Gather: index 3 at position 1 is outside of -3..2");
-  EXPECT_THAT(values<float>(run_text("GatherGrad(f32[3,1], i64[3]) {shape=[2,1]}", {f32({3, 1}, {1, 10, 100}), i64({3}, {1, 0, -1})})[0]),
+  EXPECT_THAT(values<float>(run_text("Gather(f32[3,2], i64[2])", {x, i64({2}, {-1, 0})})[0]),
+              ElementsAre(5, 6, 1, 2));
+  EXPECT_EQ(error_of([&] {
+              run_text("Gather(f32[3,2], i64[2])", {x, i64({2}, {0, 3})});
+            }),
+            "Gather: index 3 at position 1 is outside of -3..2");
+  EXPECT_THAT(values<float>(run_text("GatherGrad(f32[3,1], i64[3]) {shape=[2,1]}",
+                                     {f32({3, 1}, {1, 10, 100}), i64({3}, {1, 0, -1})})[0]),
               ElementsAre(10, 101));
 }
 
@@ -388,7 +461,8 @@ TEST(Move, TransposesOfOddSizes) {
   const auto y = run_text("Transpose(f32[37,5,53]) {perm=[2,0,1]}", {x}, {.threads = 2})[0];
   for (std::int64_t a = 0; a < 37; ++a) {
     for (std::int64_t b = 0; b < 5; ++b) {
-      for (std::int64_t c = 0; c < 53; ++c) ASSERT_EQ(y.as_double((c * 37 + a) * 5 + b), x.as_double((a * 5 + b) * 53 + c));
+      for (std::int64_t c = 0; c < 53; ++c)
+        ASSERT_EQ(y.as_double((c * 37 + a) * 5 + b), x.as_double((a * 5 + b) * 53 + c));
     }
   }
 }
@@ -397,7 +471,8 @@ TEST(Move, TransposesOfOddSizes) {
 
 TEST(Optimizer, SgdWithMomentumAndNesterov) {
   const auto step = [](const char* attrs, double number, float p, float v) {
-    return run_text(cat("SgdUpdate(f32[1], f32[1], f64[5]=[0.1,", number, ",0.9,0.5,0.01], f32[1]) ", attrs), {f32({1}, {p}), f32({1}, {2}), f32({1}, {v})});
+    return run_text(cat("SgdUpdate(f32[1], f32[1], f64[5]=[0.1,", number, ",0.9,0.5,0.01], f32[1]) ", attrs),
+                    {f32({1}, {p}), f32({1}, {2}), f32({1}, {v})});
   };
   auto next = step("", 1, 1, 123);  // the first velocity is the gradient: 2.01
   EXPECT_FLOAT_EQ(next[1].data<float>()[0], 2.01f);
@@ -411,8 +486,9 @@ TEST(Optimizer, SgdWithMomentumAndNesterov) {
 
 TEST(Optimizer, AdamCorrectsItsBias) {
   const auto step = [](const char* attrs, const char* decay) {
-    return run_text(cat("AdamUpdate(f32[1], f32[1], f64[6]=[0.1,1,0.9,0.999,1e-8,", decay, "], f32[1], f32[1]) ", attrs),
-                    {f32({1}, {1}), f32({1}, {2}), f32({1}, {0}), f32({1}, {0})});
+    return run_text(
+        cat("AdamUpdate(f32[1], f32[1], f64[6]=[0.1,1,0.9,0.999,1e-8,", decay, "], f32[1], f32[1]) ", attrs),
+        {f32({1}, {1}), f32({1}, {2}), f32({1}, {0}), f32({1}, {0})});
   };
   const auto plain = step("", "0");  // m/(1-0.9) = 2, sqrt(v/(1-0.999)) = 2: one whole lr
   EXPECT_FLOAT_EQ(plain[0].data<float>()[0], 0.9f);
@@ -438,7 +514,8 @@ class CountingCommunicator final : public Communicator {
 TEST(AllReduce, OperandsSideBySideAreOneCall) {
   const Sample sample = parse_sample("AllReduce(f32[3], f32[20], f32[2])");
   const Node& node = sample.graph.node(sample.graph.order[0]);
-  const std::vector<SlotType> types = {{DType::f32, {3}, Layout::dense}, {DType::f32, {20}, Layout::dense}, {DType::f32, {2}, Layout::dense}};
+  const std::vector<SlotType> types = {
+      {DType::f32, {3}, Layout::dense}, {DType::f32, {20}, Layout::dense}, {DType::f32, {2}, Layout::dense}};
   PlanContext context(sample.graph, node, types, types, 1);
   const onnxddp::Run run = cpu_kernels().find("AllReduce", DType::f32)->prepare(context);
   HostTensor bucket(DType::f32, {16 + 32 + 16});
@@ -471,7 +548,8 @@ TEST(Kernel, TheTableIsSearchedByElementType) {
 }
 
 TEST(Kernel, ConstantsAreEvaluated) {
-  const Graph g = parse("graph g v1\nconst a: f32[2] = [1, 2]\nconst b: f32[] = [3]\ny: f32[2] = Mul(a, b)\noutput y\n");
+  const Graph g =
+      parse("graph g v1\nconst a: f32[2] = [1, 2]\nconst b: f32[] = [3]\ny: f32[2] = Mul(a, b)\noutput y\n");
   EXPECT_THAT(values<float>(evaluate_constant(g, g.order[0])[0]), ElementsAre(3, 6));
 }
 

@@ -1,4 +1,5 @@
-// Every op of the registry on the CPU, generated from the entries' samples: nobody writes these tests for a new op.
+// Every op of the registry on the CPU, generated from the entries' samples: nobody writes these tests for a
+// new op.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,8 +82,10 @@ TEST(Ops, AgreeInEveryLayoutAndNumberOfThreads) {
       const auto nhwc = run_node(sample.graph, node, inputs, {.nhwc = true});
       const auto threads = run_node(sample.graph, node, inputs, {.nhwc = true, .threads = 3});
       for (std::size_t i = 0; i < dense.size(); ++i) {
-        EXPECT_LE(difference(nhwc[i], dense[i]), dtype == DType::f32 ? 2e-6 : 1e-14) << "N,H,W,C, output " << i;
-        EXPECT_LE(difference(threads[i], dense[i]), dtype == DType::f32 ? 2e-6 : 1e-14) << "3 threads, output " << i;
+        EXPECT_LE(difference(nhwc[i], dense[i]), dtype == DType::f32 ? 2e-6 : 1e-14)
+            << "N,H,W,C, output " << i;
+        EXPECT_LE(difference(threads[i], dense[i]), dtype == DType::f32 ? 2e-6 : 1e-14)
+            << "3 threads, output " << i;
       }
     }
   });
@@ -100,7 +103,8 @@ TEST(Ops, ComputeInPlaceWhereTheySay) {
       if (sample.graph.value(node.inputs[i]).type != sample.graph.value(node.outputs[o]).type) continue;
       const auto apart = run_node(sample.graph, node_of(sample.graph), inputs);
       const auto shared = run_node(sample.graph, node_of(sample.graph), inputs, {.in_place = {in, out}});
-      for (std::size_t k = 0; k < apart.size(); ++k) EXPECT_EQ(shared[k], apart[k]) << "output " << k << ", input " << in << " in place of output " << out;
+      for (std::size_t k = 0; k < apart.size(); ++k)
+        EXPECT_EQ(shared[k], apart[k]) << "output " << k << ", input " << in << " in place of output " << out;
     }
   });
 }
@@ -137,7 +141,8 @@ TEST(Ops, EqualTheirDecomposition) {
       if (node.inputs[i]) values[node.inputs[i]] = inputs[i];
     }
     for (const auto& [name, value] : run_graph(parts, values)) {
-      EXPECT_LE(difference(whole.at(static_cast<std::size_t>(std::stoi(name.substr(1)))), value), 1e-12) << name;
+      EXPECT_LE(difference(whole.at(static_cast<std::size_t>(std::stoi(name.substr(1)))), value), 1e-12)
+          << name;
     }
   });
 }
@@ -153,7 +158,8 @@ TEST(Ops, AreTheSameAfterDumpAndParse) {
   });
 }
 
-/// The sample with its float inputs as params and the scalar output `loss` = sum of the float outputs times random weights.
+/// The sample with its float inputs as params and the scalar output `loss` = sum of the float outputs times
+/// random weights.
 struct Differentiable {
   Graph graph;
   std::vector<ValueId> params;
@@ -185,7 +191,8 @@ Differentiable differentiable(const OpDef& op, const std::string& text) {
     if (std::find(fixed.begin(), fixed.end(), static_cast<int>(i)) != fixed.end()) continue;
     const Expr y = builder.expr(d.graph.outputs[i].value);
     if (y.dtype() != DType::f64) continue;
-    const Expr weights = builder.constant(testing::random_tensor(y.dtype(), static_shape(y.shape()), 77 + static_cast<unsigned>(i)));
+    const Expr weights = builder.constant(
+        testing::random_tensor(y.dtype(), static_shape(y.shape()), 77 + static_cast<unsigned>(i)));
     const Expr term = y.rank() == 0 ? y * weights : reduce_sum(y * weights, {}, false);
     loss = loss ? loss + term : term;
   }
@@ -226,7 +233,8 @@ TEST(Ops, GradientsEqualFiniteDifferences) {
     const Graph forward = d.graph;
     autodiff(d.graph, "loss");
     const std::vector<std::pair<ValueId, ValueId>> found = gradients(d.graph);
-    for (const auto& [param, gradient] : found) d.graph.outputs.push_back({cat("grad.", param.index), gradient});
+    for (const auto& [param, gradient] : found)
+      d.graph.outputs.push_back({cat("grad.", param.index), gradient});
 
     const auto has_gradient = [&](ValueId param) {
       return std::any_of(found.begin(), found.end(), [&](const auto& entry) { return entry.first == param; });
@@ -234,12 +242,14 @@ TEST(Ops, GradientsEqualFiniteDifferences) {
     std::map<ValueId, HostTensor> at;
     std::map<ValueId, HostTensor> along;
     for (ValueId x : d.graph.inputs) {
-      at[x] = testing::random_tensor(d.graph.value(x).type.dtype, static_shape(d.graph.value(x).type.shape), 300, -5, 6);
+      at[x] = testing::random_tensor(d.graph.value(x).type.dtype, static_shape(d.graph.value(x).type.shape),
+                                     300, -5, 6);
     }
     for (std::size_t i = 0; i < d.params.size(); ++i) {
       const Ints shape = static_shape(d.graph.value(d.params[i]).type.shape);
       at[d.params[i]] = point(op, shape, d.ranges[i], 100 + static_cast<unsigned>(i));
-      // Buffers (a batch norm's running statistics) have no gradient; where it is said to be zero, it is tested to be.
+      // Buffers (a batch norm's running statistics) have no gradient; where it is said to be zero, it is
+      // tested to be.
       if (!has_gradient(d.params[i]) && gradient_kind(op) != GradientKind::zero) continue;
       along[d.params[i]] = testing::random_tensor(DType::f64, shape, 200 + static_cast<unsigned>(i));
     }
@@ -255,14 +265,17 @@ TEST(Ops, GradientsEqualFiniteDifferences) {
     const auto loss_at = [&](double step) {
       std::map<ValueId, HostTensor> moved = at;
       for (const auto& [param, v] : along) {
-        for (std::int64_t k = 0; k < v.numel(); ++k) moved[param].set_double(k, moved[param].as_double(k) + step * v.as_double(k));
+        for (std::int64_t k = 0; k < v.numel(); ++k)
+          moved[param].set_double(k, moved[param].as_double(k) + step * v.as_double(k));
       }
       return run_graph(forward, moved).at("loss").as_double(0);
     };
     for (const auto& [param, v] : along) direction_norm += dot(v, v);
     const double numeric = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
-    const double scale = std::max({std::abs(numeric), std::sqrt(gradient_norm * direction_norm) * 1e-3, 1e-4});
-    EXPECT_LE(std::abs(numeric - analytic), 1e-6 * scale) << "finite difference " << numeric << ", gradient " << analytic;
+    const double scale =
+        std::max({std::abs(numeric), std::sqrt(gradient_norm * direction_norm) * 1e-3, 1e-4});
+    EXPECT_LE(std::abs(numeric - analytic), 1e-6 * scale)
+        << "finite difference " << numeric << ", gradient " << analytic;
   });
 }
 

@@ -45,9 +45,12 @@ TEST_P(RealModel, ImportsWithItsParameters) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, RealModel,
-                         ::testing::Values(Expected{"toy.onnx", 2, 2, 0}, Expected{"toy.legacy.onnx", 2, 2, 0},
-                                           Expected{"mlp.onnx", 671754, 10, 4}, Expected{"mlp.legacy.onnx", 671754, 10, 4},
-                                           Expected{"resnet20.onnx", 272474, 65, 42}, Expected{"resnet20.legacy.onnx", 272474, 65, 42},
+                         ::testing::Values(Expected{"toy.onnx", 2, 2, 0},
+                                           Expected{"toy.legacy.onnx", 2, 2, 0},
+                                           Expected{"mlp.onnx", 671754, 10, 4},
+                                           Expected{"mlp.legacy.onnx", 671754, 10, 4},
+                                           Expected{"resnet20.onnx", 272474, 65, 42},
+                                           Expected{"resnet20.legacy.onnx", 272474, 65, 42},
                                            Expected{"resnet20.eval.onnx", 270906, 23, 0}),
                          [](const auto& c) {
                            std::string name = c.param.file;
@@ -67,7 +70,9 @@ TEST(RealModels, ATrainedFileKeepsItsFormButNotItsTrainingMode) {
     if (node.op_type() != "BatchNormalization") continue;
     EXPECT_EQ(node.output_size(), 1);
     for (const pb::AttributeProto& a : node.attribute()) {
-      if (a.name() == "training_mode") { EXPECT_EQ(a.i(), 0); }
+      if (a.name() == "training_mode") {
+        EXPECT_EQ(a.i(), 0);
+      }
     }
   }
 }
@@ -83,7 +88,9 @@ TEST(RealModels, SaysThatBatchNormsWereFolded) {
   for (const std::string& line : training_form_losses(*source)) all += line + "\n";
   EXPECT_HAS(all, "FuseBatchNormIntoConv");
   EXPECT_HAS(all, "dropout that an exporter removed cannot be seen in a file");
-  EXPECT_HAS(all, "torch.onnx.export(model.train(), (x,), f, dynamo=True, optimize=False, external_data=False, dynamic_shapes=({0: torch.export.Dim(\"N\")},))");
+  EXPECT_HAS(all,
+             "torch.onnx.export(model.train(), (x,), f, dynamo=True, optimize=False, external_data=False, "
+             "dynamic_shapes=({0: torch.export.Dim(\"N\")},))");
 }
 
 TEST(RealModels, TheOthersImportOrNameWhatIsMissing) {

@@ -14,7 +14,8 @@ std::string kind_text(const ImportedModel& model, const std::string& name) {
 }
 
 TEST(Roles, SlotsTrainAtAnySizeAndStatisticsAreBuffers) {
-  const ImportedModel model = import_text(model_text(15, R"(g (float[N,1,4,4] x) => (float[N,1,4,4] y) <float[1,1,1,1] w = {2}, float[1] b = {0},
+  const ImportedModel model = import_text(
+      model_text(15, R"(g (float[N,1,4,4] x) => (float[N,1,4,4] y) <float[1,1,1,1] w = {2}, float[1] b = {0},
       float[1] s = {1}, float[1] o = {0}, float[1] m = {0}, float[1] v = {1}> {
     [c1] h = Conv(x, w, b)
     [bn1] y = BatchNormalization(h, s, o, m, v)
@@ -42,7 +43,9 @@ TEST(Roles, ConstantNodesTrainLikeInitializers) {
 }
 
 TEST(Roles, ViewsLeadToTheirRoots) {
-  const ImportedModel model = import_text(model_text(13, R"(g (float[N,4] x) => (float[N,2] y) <float[2,2] a = {1,2,3,4}, float[1,4] b = {1,2,3,4}, double[3,3] c = {1,2,3,4,5,6,7,8,9},
+  const ImportedModel model = import_text(model_text(
+      13,
+      R"(g (float[N,4] x) => (float[N,2] y) <float[2,2] a = {1,2,3,4}, float[1,4] b = {1,2,3,4}, double[3,3] c = {1,2,3,4,5,6,7,8,9},
       int64[2] s = {2, 2}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] ax = {0}, int64[1] ax1 = {1}> {
     a1 = Transpose(a)
     a2 = Identity(a1)
@@ -62,7 +65,9 @@ TEST(Roles, ViewsLeadToTheirRoots) {
 }
 
 TEST(Roles, SplitSqueezeAndUnsqueezeAreViewsButExpandIsNot) {
-  const ImportedModel model = import_text(model_text(13, R"(g (float[N,2] x) => (float[N,2] y, float[N,2] z) <float[2,4] a = {1,2,3,4,5,6,7,8}, float[1,2] b = {1,2}, float[1] e = {1}, int64[1] zero = {0}, int64[1] two = {2}> {
+  const ImportedModel model = import_text(model_text(
+      13,
+      R"(g (float[N,2] x) => (float[N,2] y, float[N,2] z) <float[2,4] a = {1,2,3,4,5,6,7,8}, float[1,2] b = {1,2}, float[1] e = {1}, int64[1] zero = {0}, int64[1] two = {2}> {
     p, q = Split<axis = 1>(a)
     h = MatMul(x, q)
     b0 = Squeeze(b, zero)
@@ -77,7 +82,9 @@ TEST(Roles, SplitSqueezeAndUnsqueezeAreViewsButExpandIsNot) {
 }
 
 TEST(Roles, OneElementOperandsMasksAndOtherOperandsDoNotTrain) {
-  const std::string text = model_text(13, R"(g (float[N,2] x) => (float[N,2] y) <float[1] k = {0.7}, float[2] p = {1, 2}, float[2] m = {0, -10000}, float[2] zeros = {0, 0}, float e = {2}, float lo = {-1}> {
+  const std::string text = model_text(
+      13,
+      R"(g (float[N,2] x) => (float[N,2] y) <float[1] k = {0.7}, float[2] p = {1, 2}, float[2] m = {0, -10000}, float[2] zeros = {0, 0}, float e = {2}, float lo = {-1}> {
     [scale] a = Mul(x, k)
     [shift] b = Add(a, p)
     c = Add(b, m)
@@ -102,19 +109,24 @@ TEST(Roles, OneElementOperandsMasksAndOtherOperandsDoNotTrain) {
 }
 
 TEST(Roles, AOneElementBiasRightBehindAProductTrains) {
-  const ImportedModel model = import_text(model_text(13, R"(g (float[N,2] x) => (float[N,1] y) <float[2,1] w = {1,2}, float[1] b = {3}> { h = MatMul(x, w) y = Add(h, b) })"));
+  const ImportedModel model = import_text(model_text(
+      13,
+      R"(g (float[N,2] x) => (float[N,1] y) <float[2,1] w = {1,2}, float[1] b = {3}> { h = MatMul(x, w) y = Add(h, b) })"));
   EXPECT_EQ(role_text(model, "b"), "parameter: bias of MatMul");
 }
 
 TEST(Roles, FrozenOnesAreStateAndSharedOnesAreOne) {
   ImportOptions options;
   options.freeze = "w.*";
-  const ImportedModel model = import_text(model_text(13, R"(g (int64[N] t) => (float[N,3] y) <float[3,2] w = {1,2,3,4,5,6}, float[3] b = {1,2,3}> {
+  const ImportedModel model = import_text(
+      model_text(13,
+                 R"(g (int64[N] t) => (float[N,3] y) <float[3,2] w = {1,2,3,4,5,6}, float[3] b = {1,2,3}> {
     e = Gather(w, t)
     wt = Transpose(w)
     h = MatMul(e, wt)
     y = Add(h, b)
-  })"), options);
+  })"),
+      options);
   EXPECT_EQ(role_text(model, "w"), "frozen: table of Gather, --freeze");
   EXPECT_EQ(kind_text(model, "w"), "state");
   EXPECT_TRUE(model.values.count("w"));
@@ -122,19 +134,23 @@ TEST(Roles, FrozenOnesAreStateAndSharedOnesAreOne) {
 }
 
 TEST(Roles, IntegersNeverTrain) {
-  const ImportedModel model = import_text(model_text(13, "g (int64[N] t) => (int64[N] y) <int64[3] w = {1,2,3}> { y = Gather(w, t) }"));
+  const ImportedModel model = import_text(
+      model_text(13, "g (int64[N] t) => (int64[N] y) <int64[3] w = {1,2,3}> { y = Gather(w, t) }"));
   EXPECT_EQ(role_of(model, "w").role, Role::constant);
   EXPECT_EQ(kind_text(model, "w"), "const");
   EXPECT_EQ(model.warnings.at(0), "no tensor of the model trains; `--train REGEX` names some");
 }
 
 TEST(Roles, WeightsOfOperatorsThatAreInlinedAreSlotsToo) {
-  const ImportedModel model = import_text(model_text(17, R"(g (float[N,1] x) => (float[N,1] y) <float[1] s = {1}, float[1] b = {0}> { [ln] y = LayerNormalization(x, s, b) })"));
+  const ImportedModel model = import_text(model_text(
+      17,
+      R"(g (float[N,1] x) => (float[N,1] y) <float[1] s = {1}, float[1] b = {0}> { [ln] y = LayerNormalization(x, s, b) })"));
   EXPECT_EQ(role_text(model, "s"), "parameter: scale of LayerNormalization 'ln'");
 }
 
 TEST(Roles, InputsAndOutputsAreListed) {
-  const ImportedModel model = import_text(model_text(13, "g (float[N,2] x) => (float[N,2] y) { y = Relu(x) }"));
+  const ImportedModel model =
+      import_text(model_text(13, "g (float[N,2] x) => (float[N,2] y) { y = Relu(x) }"));
   EXPECT_EQ(role_of(model, "x").role, Role::input);
   EXPECT_EQ(role_of(model, "y").role, Role::output);
   EXPECT_EQ(role_of(model, "y").type.str(), "f32[N,2]");

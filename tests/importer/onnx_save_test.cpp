@@ -20,7 +20,8 @@ std::map<std::string, HostTensor> changed(const ImportedModel& model) {
 }
 
 TEST(SaveTrained, PutsValuesWhereTheyWere) {
-  const ImportedModel model = import_text(model_text(13, R"(g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}, int64[1] ax = {0}> {
+  const ImportedModel model = import_text(
+      model_text(13, R"(g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}, int64[1] ax = {0}> {
     b = Constant<value = float[2] {5.0, 6.0}>()
     c = Constant<value_floats = [7.0, 8.0]>()
     h = MatMul(x, w)
@@ -38,8 +39,10 @@ TEST(SaveTrained, PutsValuesWhereTheyWere) {
 }
 
 TEST(SaveTrained, WithTheSameValuesTheFileMeansTheSame) {
-  const ImportedModel model = import_text(model_text(13, "g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }"));
-  const ImportedModel again = import_onnx(load_onnx_bytes(save_trained(*model.source, model.values), "again"), {});
+  const ImportedModel model = import_text(
+      model_text(13, "g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }"));
+  const ImportedModel again =
+      import_onnx(load_onnx_bytes(save_trained(*model.source, model.values), "again"), {});
   EXPECT_EQ(again.values, model.values);
 }
 
@@ -54,16 +57,23 @@ F (x) => (y) { w = Constant<value = float[2,2] {1.0, 2.0, 3.0, 4.0}>() y = MatMu
   const pb::ModelProto saved = parse_bytes(bytes);
   ASSERT_EQ(saved.functions_size(), 1);
   EXPECT_EQ(saved.graph().node_size(), 2);
-  EXPECT_EQ(import_onnx(load_onnx_bytes(bytes, "again"), {}).values.at("F/w"), HostTensor::of<float>({2, 2}, {2, 3, 4, 5}));
+  EXPECT_EQ(import_onnx(load_onnx_bytes(bytes, "again"), {}).values.at("F/w"),
+            HostTensor::of<float>({2, 2}, {2, 3, 4, 5}));
 }
 
 TEST(SaveTrained, KeepsTheFilesElementType) {
-  const ImportedModel model = import_text(model_text(13, "g (double[N,2] x) => (double[N,2] y) <double[2] w = {1,2}> { y = Mul(x, w) }"));
-  EXPECT_EQ(parse_bytes(save_trained(*model.source, {{"w", HostTensor::of<float>({2}, {3, 4})}})).graph().initializer(0).data_type(), pb::TensorProto::DOUBLE);
+  const ImportedModel model = import_text(
+      model_text(13, "g (double[N,2] x) => (double[N,2] y) <double[2] w = {1,2}> { y = Mul(x, w) }"));
+  EXPECT_EQ(parse_bytes(save_trained(*model.source, {{"w", HostTensor::of<float>({2}, {3, 4})}}))
+                .graph()
+                .initializer(0)
+                .data_type(),
+            pb::TensorProto::DOUBLE);
   EXPECT_THROW(save_trained(*model.source, {{"w", HostTensor::of<float>({3}, {3, 4, 5})}}), InternalError);
 }
 
-constexpr const char* kBatchNorm = R"(g (float[N,2] x) => (float[N,2] y) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}, float r = {0.25}, float[N,2] h, float[2] m2, float[2] v2> {
+constexpr const char* kBatchNorm =
+    R"(g (float[N,2] x) => (float[N,2] y) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}, float r = {0.25}, float[N,2] h, float[2] m2, float[2] v2> {
   h, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, m, v)
   t = Constant<value = bool {1}>()
   y = Dropout(h, r, t)
@@ -85,11 +95,14 @@ TEST(SaveTrained, BatchNormAndDropoutAreInInferenceForm) {
     EXPECT_NE(info.name(), "m2");
     EXPECT_NE(info.name(), "v2");
   }
-  EXPECT_EQ(nodes_of(import_onnx(load_onnx_bytes(bytes, "again"), {}).graph), nodes_of(model.graph)) << "it trains again";
+  EXPECT_EQ(nodes_of(import_onnx(load_onnx_bytes(bytes, "again"), {}).graph), nodes_of(model.graph))
+      << "it trains again";
 }
 
 TEST(SaveTrained, OldTrainingFormsBecomeInference) {
-  const ImportedModel model = import_text(model_text(9, R"(g (float[N,2] x) => (float[N,2] y) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}> {
+  const ImportedModel model = import_text(model_text(
+      9,
+      R"(g (float[N,2] x) => (float[N,2] y) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}> {
     y, a, c, d, e = BatchNormalization(x, s, b, m, v)
   })"));
   const std::string bytes = save_trained(*model.source, model.values);
@@ -98,7 +111,9 @@ TEST(SaveTrained, OldTrainingFormsBecomeInference) {
 }
 
 TEST(SaveTrained, StatisticsThatAreReadComeFromTheBuffers) {
-  const ImportedModel model = import_text(model_text(15, R"(g (float[N,2] x) => (float[N,2] y, float[2] m2) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}> {
+  const ImportedModel model = import_text(model_text(
+      15,
+      R"(g (float[N,2] x) => (float[N,2] y, float[2] m2) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0}, float[2] v = {1,1}> {
     y, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, m, v)
   })"));
   const std::string bytes = save_trained(*model.source, model.values);
@@ -125,7 +140,9 @@ TEST(SaveTrained, LargeModelsGetAFileOfExternalData) {
   TemporaryFolder folder;
   std::string numbers = "1";
   for (int i = 1; i < 400; ++i) numbers += cat(",", i);
-  const ImportedModel model = import_text(model_text(13, "g (float[N,20] x) => (float[N,20] y) <float[20,20] w = {" + numbers + "}, float[20,20] v = {" + numbers + "}> { h = MatMul(x, w) y = MatMul(h, v) }"));
+  const ImportedModel model = import_text(
+      model_text(13, "g (float[N,20] x) => (float[N,20] y) <float[20,20] w = {" + numbers +
+                         "}, float[20,20] v = {" + numbers + "}> { h = MatMul(x, w) y = MatMul(h, v) }"));
   EXPECT_EQ(save_trained(*model.source, model.values, "m.data").data, "");
   const SavedModel saved = save_trained(*model.source, changed(model), "m.data", 1000);
   EXPECT_LT(saved.model.size(), 1000U);
@@ -137,12 +154,12 @@ TEST(SaveTrained, LargeModelsGetAFileOfExternalData) {
 }
 
 TEST(SourceWithoutPayloads, ComesBackWithItsValues) {
-  const ImportedModel model = import_text(model_text(15, R"(g (float[N,10] x) => (float[N,10] y) <float[10,10] w = {)" +
-                                                             [] {
-                                                               std::string numbers = "1";
-                                                               for (int i = 1; i < 100; ++i) numbers += cat(",", i);
-                                                               return numbers;
-                                                             }() + R"(}, float[10] b = {0,1,2,3,4,5,6,7,8,9}, int64[2] s = {0,-1}> {
+  const ImportedModel model = import_text(model_text(
+      15, R"(g (float[N,10] x) => (float[N,10] y) <float[10,10] w = {)" + [] {
+        std::string numbers = "1";
+        for (int i = 1; i < 100; ++i) numbers += cat(",", i);
+        return numbers;
+      }() + R"(}, float[10] b = {0,1,2,3,4,5,6,7,8,9}, int64[2] s = {0,-1}> {
     h = MatMul(x, w)
     i = Add(h, b)
     y = Reshape(i, s)
@@ -170,7 +187,8 @@ TEST(TensorFile, RoundTrips) {
   EXPECT_EQ(file.tensors, tensors);
   EXPECT_EQ(file.metadata.at("step"), "12");
   EXPECT_EQ(bytes, tensors_to_onnx(tensors, {{"step", "12"}}));
-  EXPECT_HAS(report_of([&] { tensors_from_onnx(bytes.substr(0, 20), "state.onnx"); }), "state.onnx is damaged");
+  EXPECT_HAS(report_of([&] { tensors_from_onnx(bytes.substr(0, 20), "state.onnx"); }),
+             "state.onnx is damaged");
 }
 
 // ---- the IR as ONNX
@@ -178,7 +196,9 @@ TEST(TensorFile, RoundTrips) {
 std::string round_trip(const std::string& text) {
   const Graph graph = parse(text);
   std::map<std::string, HostTensor> values;
-  for (ValueId id : graph.params) values.emplace(graph.value(id).name, HostTensor(graph.value(id).type.dtype, static_shape(graph.value(id).type.shape)));
+  for (ValueId id : graph.params)
+    values.emplace(graph.value(id).name,
+                   HostTensor(graph.value(id).type.dtype, static_shape(graph.value(id).type.shape)));
   const std::string bytes = graph_to_onnx(graph, values);
   EXPECT_NO_THROW(pb::checker::check_model(parse_bytes(bytes)));
   ImportOptions options;

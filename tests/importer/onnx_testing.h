@@ -47,10 +47,13 @@ inline pb::ModelProto parse_bytes(const std::string& bytes) {
 }
 
 /// Passes ONNX's own full check.
-inline void full_check(const std::string& bytes) { EXPECT_NO_THROW(pb::checker::check_model(parse_bytes(bytes), true)); }
+inline void full_check(const std::string& bytes) {
+  EXPECT_NO_THROW(pb::checker::check_model(parse_bytes(bytes), true));
+}
 
 inline const TensorRole& role_of(const ImportedModel& model, const std::string& name) {
-  const auto found = std::find_if(model.roles.begin(), model.roles.end(), [&](const TensorRole& role) { return role.name == name; });
+  const auto found = std::find_if(model.roles.begin(), model.roles.end(),
+                                  [&](const TensorRole& role) { return role.name == name; });
   if (found == model.roles.end()) throw Error("no role for " + name);
   return *found;
 }
@@ -66,8 +69,11 @@ std::string report_of(F&& f) {
   return "no error";
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-#define EXPECT_HAS(text, part) EXPECT_TRUE(::onnxddp::testing::contains(text, part)) << "got: " << (text) << "\nwanted: " << (part)
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+#define EXPECT_HAS(text, part) \
+  EXPECT_TRUE(::onnxddp::testing::contains(text, part)) << "got: " << (text) << "\nwanted: " << (part)
 
 /// A new folder that is removed at the end.
 class TemporaryFolder {
