@@ -30,7 +30,8 @@ inline ChannelSpread spread_channels(const Channels& v) {
   }
   s.rows = kThreads / s.lanes;
   const std::int64_t blocks = std::max<std::int64_t>((v.c + s.lanes - 1) / s.lanes, 1);
-  s.parts = static_cast<int>(std::max<std::int64_t>(1, std::min(kBlocks / blocks, s.count / (s.rows * kLeast))));
+  s.parts =
+      static_cast<int>(std::max<std::int64_t>(1, std::min(kBlocks / blocks, s.count / (s.rows * kLeast))));
   return s;
 }
 
@@ -41,10 +42,11 @@ inline std::size_t channel_sums_bytes(const Channels& v) {
   return static_cast<std::size_t>(spread_channels(v).parts * v.c) * sizeof(SumPair);
 }
 
-/// partial[part][k] = sums of the part's terms of channel k. term(at, i, k, a, b) gives two floats for memory index `at`, element i
-/// of channel k. Threads sum in float, their sums are combined in double.
+/// partial[part][k] = sums of the part's terms of channel k. term(at, i, k, a, b) gives two floats for memory
+/// index `at`, element i of channel k. Threads sum in float, their sums are combined in double.
 template <class Term>
-__global__ void __launch_bounds__(kThreads) channel_sums_kernel(ChannelSpread s, Term term, SumPair* partial) {
+__global__ void __launch_bounds__(kThreads)
+    channel_sums_kernel(ChannelSpread s, Term term, SumPair* partial) {
   ONNXDDP_SHARED(double, first, [kThreads]);
   ONNXDDP_SHARED(double, second, [kThreads]);
   const int t = static_cast<int>(threadIdx.x);
@@ -87,12 +89,12 @@ __device__ inline SumPair channel_total(const SumPair* partial, int parts, std::
 
 /// Queues the first pass. `ranges`: what `term` reads.
 template <class Term>
-void launch_channel_sums(const char* name, const ChannelSpread& s, const Term& term, std::vector<Range> ranges,
-                         SumPair* partial, cudaStream_t stream) {
+void launch_channel_sums(const char* name, const ChannelSpread& s, const Term& term,
+                         std::vector<Range> ranges, SumPair* partial, cudaStream_t stream) {
   ranges.push_back(writes(partial, s.parts * s.c));
   launch(name, channel_sums_kernel<Term>,
-         dim3(static_cast<unsigned>((s.c + s.lanes - 1) / s.lanes), static_cast<unsigned>(s.parts)), dim3(kThreads), 0,
-         stream, ranges, s, term, partial);
+         dim3(static_cast<unsigned>((s.c + s.lanes - 1) / s.lanes), static_cast<unsigned>(s.parts)),
+         dim3(kThreads), 0, stream, ranges, s, term, partial);
 }
 
 }  // namespace onnxddp::cuda

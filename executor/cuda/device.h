@@ -37,8 +37,8 @@ __device__ inline T store(Compute<T> x) {
 }
 
 [[noreturn]] inline void unsupported(const char* kernel, DType dtype) {
-  detail::check_failed("dtype", __FILE__, __LINE__, "CUDA kernel '", kernel, "' has no version for dtype number ",
-                       static_cast<int>(dtype));
+  detail::check_failed("dtype", __FILE__, __LINE__, "CUDA kernel '", kernel,
+                       "' has no version for dtype number ", static_cast<int>(dtype));
 }
 
 /// Calls f(T()) with the storage type of a float tensor: f32 or bf16.
@@ -67,7 +67,9 @@ inline constexpr int kThreads = 256;
 inline constexpr unsigned kMaxBlocks = 4096;
 
 /// Grid of a kernel whose threads stride over n items.
-inline dim3 grid_for(std::int64_t n, int threads = kThreads) { return dim3(blocks_for(n, threads, kMaxBlocks)); }
+inline dim3 grid_for(std::int64_t n, int threads = kThreads) {
+  return dim3(blocks_for(n, threads, kMaxBlocks));
+}
 
 /// This thread's first item and the distance to its next one.
 __device__ inline std::int64_t first_item() { return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }

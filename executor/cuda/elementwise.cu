@@ -27,8 +27,8 @@ void launch_unary(const void* in, void* out, std::int64_t n, F f, cudaStream_t s
   const T* x = static_cast<const T*>(in);
   T* y = static_cast<T*>(out);
   const bool vec = vector_aligned(x, y);
-  launch("unary", unary_kernel_of<T, F>, grid_for(vec ? (n + kVec<T> - 1) / kVec<T> : n), dim3(kThreads), 0, stream,
-         {reads(x, n), writes(y, n)}, x, y, n, f, vec);
+  launch("unary", unary_kernel_of<T, F>, grid_for(vec ? (n + kVec<T> - 1) / kVec<T> : n), dim3(kThreads), 0,
+         stream, {reads(x, n), writes(y, n)}, x, y, n, f, vec);
 }
 template <class T, class F>
 void run_unary(const void* x, void* y, std::int64_t n, double, double, cudaStream_t stream) {
@@ -54,8 +54,8 @@ __device__ inline Vec<T> load_operand(const T* p, std::int64_t stride) {
 
 /// `sa`, `sb`: inner strides of a and b, 0 or 1, for the vector path.
 template <class In, class Out, class F>
-__global__ void __launch_bounds__(kThreads)
-    binary_kernel_of(Walk<3> walk, const In* a, const In* b, Out* y, bool vec, std::int64_t sa, std::int64_t sb) {
+__global__ void __launch_bounds__(kThreads) binary_kernel_of(Walk<3> walk, const In* a, const In* b, Out* y,
+                                                             bool vec, std::int64_t sa, std::int64_t sb) {
   const F f{};
   std::int64_t done = 0, at[3];
   if (vec) {
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Whether operands [0, K) may be accessed `width` elements at a time: the output contiguous inside, inputs contiguous or
-/// constant inside, rows that keep the alignment.
+/// Whether operands [0, K) may be accessed `width` elements at a time: the output contiguous inside, inputs
+/// contiguous or constant inside, rows that keep the alignment.
 template <int K>
 bool vectors_fit(const Walk<K>& walk, int width) {
   if (walk.rank > 1 && walk.size[0].divisor() % width != 0) return false;
@@ -101,11 +101,12 @@ void run_binary(const Walk<3>& walk, const void* left, const void* right, void* 
   const In* b = static_cast<const In*>(right);
   Out* y = static_cast<Out*>(out);
   const std::int64_t sa = walk.inner(1), sb = walk.inner(2);
-  const bool vec = vectors_fit(walk, kVec<In>) && (sa == 0 || vector_aligned(a)) && (sb == 0 || vector_aligned(b)) &&
-                   (!std::is_same_v<In, Out> || vector_aligned(y));
+  const bool vec = vectors_fit(walk, kVec<In>) && (sa == 0 || vector_aligned(a)) &&
+                   (sb == 0 || vector_aligned(b)) && (!std::is_same_v<In, Out> || vector_aligned(y));
   const std::int64_t items = vec ? (walk.count + kVec<In> - 1) / kVec<In> : walk.count;
   launch("binary", binary_kernel_of<In, Out, F>, grid_for(items), dim3(kThreads), 0, stream,
-         {walk_writes(y, walk, 0), walk_reads(a, walk, 1), walk_reads(b, walk, 2)}, walk, a, b, y, vec, sa, sb);
+         {walk_writes(y, walk, 0), walk_reads(a, walk, 1), walk_reads(b, walk, 2)}, walk, a, b, y, vec, sa,
+         sb);
 }
 
 template <class T>
@@ -140,10 +141,11 @@ void run_where(const Walk<4>& walk, const bool* condition, const void* left, con
   const std::int64_t sc = walk.inner(1), sa = walk.inner(2), sb = walk.inner(3);
   const bool vec = vectors_fit(walk, kVec<T>) && vector_aligned(y) && (sa == 0 || vector_aligned(a)) &&
                    (sb == 0 || vector_aligned(b));
-  launch("where", where_kernel<T>, grid_for(vec ? (walk.count + kVec<T> - 1) / kVec<T> : walk.count), dim3(kThreads), 0,
-         stream,
-         {walk_writes(y, walk, 0), walk_reads(condition, walk, 1), walk_reads(a, walk, 2), walk_reads(b, walk, 3)}, walk,
-         condition, a, b, y, vec, sc, sa, sb);
+  launch("where", where_kernel<T>, grid_for(vec ? (walk.count + kVec<T> - 1) / kVec<T> : walk.count),
+         dim3(kThreads), 0, stream,
+         {walk_writes(y, walk, 0), walk_reads(condition, walk, 1), walk_reads(a, walk, 2),
+          walk_reads(b, walk, 3)},
+         walk, condition, a, b, y, vec, sc, sa, sb);
 }
 
 // --- Cast ---
@@ -185,7 +187,8 @@ void convert(const void* in, void* out, std::int64_t n, cudaStream_t stream) {
          {reads(x, n), writes(y, n)}, x, y, n, vec);
 }
 
-/// A number on its way from one dtype to another: floats as double, integers and bool as i64; both hold every source exactly.
+/// A number on its way from one dtype to another: floats as double, integers and bool as i64; both hold every
+/// source exactly.
 struct Number {
   double real;
   std::int64_t whole;
@@ -201,15 +204,24 @@ __device__ inline Number number(const void* x, std::int64_t i) {
 }
 __device__ inline Number read_number(const void* x, DType dtype, std::int64_t i) {
   switch (dtype) {
-    case DType::f32: return number<float>(x, i);
-    case DType::bf16: return number<bf16>(x, i);
-    case DType::f64: return number<double>(x, i);
-    case DType::i64: return number<std::int64_t>(x, i);
-    case DType::i32: return number<std::int32_t>(x, i);
-    case DType::i16: return number<std::int16_t>(x, i);
-    case DType::i8: return number<std::int8_t>(x, i);
-    case DType::u8: return number<std::uint8_t>(x, i);
-    default: return number<bool>(x, i);
+    case DType::f32:
+      return number<float>(x, i);
+    case DType::bf16:
+      return number<bf16>(x, i);
+    case DType::f64:
+      return number<double>(x, i);
+    case DType::i64:
+      return number<std::int64_t>(x, i);
+    case DType::i32:
+      return number<std::int32_t>(x, i);
+    case DType::i16:
+      return number<std::int16_t>(x, i);
+    case DType::i8:
+      return number<std::int8_t>(x, i);
+    case DType::u8:
+      return number<std::uint8_t>(x, i);
+    default:
+      return number<bool>(x, i);
   }
 }
 /// Float to integer: towards zero, limits where it does not fit, 0 for NaN. Integer to integer: the low bits.
@@ -229,7 +241,9 @@ __device__ inline void write_number(void* y, DType dtype, std::int64_t i, const 
       static_cast<bf16*>(y)[i] =
           __float2bfloat16(x.is_real ? static_cast<float>(x.real) : static_cast<float>(x.whole));
       break;
-    case DType::f64: static_cast<double*>(y)[i] = x.is_real ? x.real : static_cast<double>(x.whole); break;
+    case DType::f64:
+      static_cast<double*>(y)[i] = x.is_real ? x.real : static_cast<double>(x.whole);
+      break;
     case DType::i64:
       static_cast<std::int64_t*>(y)[i] =
           to_integer<std::int64_t>(x, -9223372036854775808.0, 9223372036854775808.0, INT64_MIN, INT64_MAX);
@@ -247,27 +261,34 @@ __device__ inline void write_number(void* y, DType dtype, std::int64_t i, const 
     case DType::u8:
       static_cast<std::uint8_t*>(y)[i] = to_integer<std::uint8_t>(x, 0.0, 255.0, 0, UINT8_MAX);
       break;
-    default: static_cast<bool*>(y)[i] = x.is_real ? x.real != 0.0 : x.whole != 0;
+    default:
+      static_cast<bool*>(y)[i] = x.is_real ? x.real != 0.0 : x.whole != 0;
   }
 }
 __global__ void __launch_bounds__(kThreads)
     cast_kernel(const void* x, DType from, void* y, DType to, std::int64_t n) {
-  for (std::int64_t i = first_item(); i < n; i += item_step()) write_number(y, to, i, read_number(x, from, i));
+  for (std::int64_t i = first_item(); i < n; i += item_step())
+    write_number(y, to, i, read_number(x, from, i));
 }
 
 /// Bytes of an element that Cast knows, else an error.
 std::int64_t cast_width(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
-    case DType::i16: return 2;
+    case DType::i16:
+      return 2;
     case DType::i8:
     case DType::u8:
-    case DType::boolean: return 1;
-    default: unsupported("Cast", dtype);
+    case DType::boolean:
+      return 1;
+    default:
+      unsupported("Cast", dtype);
   }
 }
 
@@ -283,13 +304,12 @@ struct BinaryEntry {
 };
 
 const UnaryEntry kUnary[] = {
-#define ONNXDDP_ENTRY(NAME)                                \
-  {#NAME, DType::f32, run_unary<float, scalar::NAME>},     \
-      {#NAME, DType::bf16, run_unary<bf16, scalar::NAME>},
+#define ONNXDDP_ENTRY(NAME) \
+  {#NAME, DType::f32, run_unary<float, scalar::NAME>}, {#NAME, DType::bf16, run_unary<bf16, scalar::NAME>},
     ONNXDDP_UNARY_FLOAT_OPS(ONNXDDP_ENTRY) ONNXDDP_UNARY_OPS(ONNXDDP_ENTRY)
 #undef ONNXDDP_ENTRY
-#define ONNXDDP_ENTRY(NAME)                                       \
-  {#NAME, DType::i64, run_unary<std::int64_t, scalar::NAME>},     \
+#define ONNXDDP_ENTRY(NAME)                                   \
+  {#NAME, DType::i64, run_unary<std::int64_t, scalar::NAME>}, \
       {#NAME, DType::i32, run_unary<std::int32_t, scalar::NAME>},
         ONNXDDP_UNARY_OPS(ONNXDDP_ENTRY)
 #undef ONNXDDP_ENTRY
@@ -300,21 +320,21 @@ const UnaryEntry kUnary[] = {
     {"Not", DType::boolean, run_unary<bool, scalar::Not>}};
 
 const BinaryEntry kBinary[] = {
-#define ONNXDDP_ENTRY(NAME)                                                            \
-  {#NAME, DType::f32, run_binary<float, float, scalar::NAME>},                         \
+#define ONNXDDP_ENTRY(NAME)                                    \
+  {#NAME, DType::f32, run_binary<float, float, scalar::NAME>}, \
       {#NAME, DType::bf16, run_binary<bf16, bf16, scalar::NAME>},
     ONNXDDP_BINARY_OPS(ONNXDDP_ENTRY) ONNXDDP_BINARY_FLOAT_OPS(ONNXDDP_ENTRY)
 #undef ONNXDDP_ENTRY
-#define ONNXDDP_ENTRY(NAME)                                                            \
-  {#NAME, DType::i64, run_binary<std::int64_t, std::int64_t, scalar::NAME>},           \
+#define ONNXDDP_ENTRY(NAME)                                                  \
+  {#NAME, DType::i64, run_binary<std::int64_t, std::int64_t, scalar::NAME>}, \
       {#NAME, DType::i32, run_binary<std::int32_t, std::int32_t, scalar::NAME>},
         ONNXDDP_BINARY_OPS(ONNXDDP_ENTRY)
 #undef ONNXDDP_ENTRY
-#define ONNXDDP_ENTRY(NAME)                                                            \
-  {#NAME, DType::f32, run_binary<float, bool, scalar::NAME>},                          \
-      {#NAME, DType::bf16, run_binary<bf16, bool, scalar::NAME>},                      \
-      {#NAME, DType::i64, run_binary<std::int64_t, bool, scalar::NAME>},               \
-      {#NAME, DType::i32, run_binary<std::int32_t, bool, scalar::NAME>},               \
+#define ONNXDDP_ENTRY(NAME)                                              \
+  {#NAME, DType::f32, run_binary<float, bool, scalar::NAME>},            \
+      {#NAME, DType::bf16, run_binary<bf16, bool, scalar::NAME>},        \
+      {#NAME, DType::i64, run_binary<std::int64_t, bool, scalar::NAME>}, \
+      {#NAME, DType::i32, run_binary<std::int32_t, bool, scalar::NAME>}, \
       {#NAME, DType::boolean, run_binary<bool, bool, scalar::NAME>},
             ONNXDDP_COMPARE_OPS(ONNXDDP_ENTRY)
 #undef ONNXDDP_ENTRY
@@ -337,13 +357,17 @@ BinaryKernel binary_kernel(std::string_view op, DType dtype) {
   return nullptr;
 }
 
-void where(const Walk<4>& walk, const bool* condition, const void* a, const void* b, void* y, std::size_t width,
-           cudaStream_t stream) {
+void where(const Walk<4>& walk, const bool* condition, const void* a, const void* b, void* y,
+           std::size_t width, cudaStream_t stream) {
   switch (width) {
-    case 1: return run_where<std::uint8_t>(walk, condition, a, b, y, stream);
-    case 2: return run_where<std::uint16_t>(walk, condition, a, b, y, stream);
-    case 4: return run_where<std::uint32_t>(walk, condition, a, b, y, stream);
-    default: return run_where<std::uint64_t>(walk, condition, a, b, y, stream);
+    case 1:
+      return run_where<std::uint8_t>(walk, condition, a, b, y, stream);
+    case 2:
+      return run_where<std::uint16_t>(walk, condition, a, b, y, stream);
+    case 4:
+      return run_where<std::uint32_t>(walk, condition, a, b, y, stream);
+    default:
+      return run_where<std::uint64_t>(walk, condition, a, b, y, stream);
   }
 }
 
@@ -351,8 +375,9 @@ void cast(const void* x, DType from, void* y, DType to, std::int64_t n, cudaStre
   if (from == DType::f32 && to == DType::bf16) return convert<float, bf16>(x, y, n, stream);
   if (from == DType::bf16 && to == DType::f32) return convert<bf16, float>(x, y, n, stream);
   launch("cast", cast_kernel, grid_for(n), dim3(kThreads), 0, stream,
-         {reads(static_cast<const char*>(x), n * cast_width(from)), writes(static_cast<char*>(y), n * cast_width(to))}, x,
-         from, y, to, n);
+         {reads(static_cast<const char*>(x), n * cast_width(from)),
+          writes(static_cast<char*>(y), n * cast_width(to))},
+         x, from, y, to, n);
 }
 
 }  // namespace onnxddp::cuda

@@ -1,4 +1,5 @@
-// What watches over gradients: the sum of their squares, scaling by a device number, a flag for values that are not finite.
+// What watches over gradients: the sum of their squares, scaling by a device number, a flag for values that
+// are not finite.
 #include "executor/cuda/lists.h"
 
 namespace onnxddp::cuda {
@@ -82,15 +83,16 @@ std::vector<Range> list_ranges(const TensorList& list, bool written) {
 std::size_t sum_squares_scratch_bytes(const TensorList& list) { return list.chunks.size() * sizeof(double); }
 
 void sum_squares(const TensorList& list, DType dtype, DType to, void* y, void* scratch, cudaStream_t stream) {
-  CHECK(to == DType::f64 || to == DType::f32 || to == DType::bf16, "sum_squares into dtype number ", static_cast<int>(to));
+  CHECK(to == DType::f64 || to == DType::f32 || to == DType::bf16, "sum_squares into dtype number ",
+        static_cast<int>(to));
   double* partial = static_cast<double*>(scratch);
   const auto n = static_cast<std::int64_t>(list.chunks.size());
   with_float("sum_squares", dtype, [&](auto element) {
     using T = decltype(element);
     std::vector<Range> ranges = list_ranges<T>(list, false);
     ranges.push_back(writes(partial, n));
-    launch("sum_squares", squares_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges, list.device_tensors,
-           list.device_chunks, partial);
+    launch("sum_squares", squares_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges,
+           list.device_tensors, list.device_chunks, partial);
   });
   const std::int64_t width = to == DType::f64 ? 8 : to == DType::f32 ? 4 : 2;
   launch("sum_squares_finish", squares_sum_kernel, dim3(1), dim3(n > kWarp ? kThreads : kWarp), 0, stream,
@@ -113,8 +115,8 @@ void find_non_finite(const TensorList& list, DType dtype, unsigned* flag, cudaSt
     using T = decltype(element);
     std::vector<Range> ranges = list_ranges<T>(list, false);
     ranges.push_back(updates(flag, 1));
-    launch("find_non_finite", non_finite_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges, list.device_tensors,
-           list.device_chunks, flag);
+    launch("find_non_finite", non_finite_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges,
+           list.device_tensors, list.device_chunks, flag);
   });
 }
 

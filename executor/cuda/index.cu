@@ -6,8 +6,8 @@ namespace onnxddp::cuda {
 namespace {
 
 /// Index i, negative ones counted from the end; -1 if it is out of range (`report`: and it goes to fault).
-__device__ inline std::int64_t index_at(const void* indices, bool wide, std::int64_t i, std::int64_t size, bool report,
-                                        FaultWord* fault) {
+__device__ inline std::int64_t index_at(const void* indices, bool wide, std::int64_t i, std::int64_t size,
+                                        bool report, FaultWord* fault) {
   const std::int64_t raw =
       wide ? static_cast<const std::int64_t*>(indices)[i] : static_cast<const std::int32_t*>(indices)[i];
   const std::int64_t k = raw < 0 ? raw + size : raw;
@@ -23,8 +23,8 @@ Range fault_range(FaultWord* fault) { return updates(fault, fault == nullptr ? 0
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(std::int64_t size, Divider inner, Divider count, const T* x, const void* indices, bool wide, T* y,
-                  std::int64_t n, FaultWord* fault) {
+    gather_kernel(std::int64_t size, Divider inner, Divider count, const T* x, const void* indices, bool wide,
+                  T* y, std::int64_t n, FaultWord* fault) {
   for (std::int64_t i = first_item(); i < n; i += item_step()) {
     std::int64_t outer = i;
     const std::int64_t j = inner.split(outer), position = count.split(outer);
@@ -45,8 +45,9 @@ void run_gather(const Table& t, std::int64_t inner, const void* in, const void* 
   T* y = static_cast<T*>(out);
   const std::int64_t n = t.outer * t.count * inner;
   launch("gather", gather_kernel<T>, grid_for(n), dim3(kThreads), 0, stream,
-         {reads(x, t.outer * t.size * inner), index_range(indices, wide, t.count), writes(y, n), fault_range(fault)}, t.size,
-         Divider(inner), Divider(t.count), x, indices, wide, y, n, fault);
+         {reads(x, t.outer * t.size * inner), index_range(indices, wide, t.count), writes(y, n),
+          fault_range(fault)},
+         t.size, Divider(inner), Divider(t.count), x, indices, wide, y, n, fault);
 }
 
 // --- the gradient ---
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// One pass of a stable radix sort by one block. Thread t owns a run of rows; counts[digit][thread] are summed up, and become
-/// the place of the thread's next row with that digit.
+/// One pass of a stable radix sort by one block. Thread t owns a run of rows; counts[digit][thread] are
+/// summed up, and become the place of the thread's next row with that digit.
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(const std::uint32_t* keys, const std::uint32_t* order, std::uint32_t* sorted_keys,
                 std::uint32_t* sorted_order, std::int64_t n, int shift) {
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-/// A block takes one sorted position, and works if a new index begins there: it adds the index's rows in order.
+/// A block takes one sorted position, and works if a new index begins there: it adds the index's rows in
+/// order.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_rows_kernel(const std::uint32_t* keys, const std::uint32_t* order, std::int64_t n, std::int64_t size,
@@ -130,8 +132,8 @@ std::int64_t sort_words(const Table& t) { return (t.count + 3) / 4 * 4; }
 
 }  // namespace
 
-void gather(const Table& t, std::size_t width, const void* x, const void* indices, bool wide, void* y, FaultWord* fault,
-            cudaStream_t stream) {
+void gather(const Table& t, std::size_t width, const void* x, const void* indices, bool wide, void* y,
+            FaultWord* fault, cudaStream_t stream) {
   std::int64_t inner = t.inner;
   const auto even = [&](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % (2 * width) == 0; };
   while (width < 16 && inner % 2 == 0 && even(x) && even(y)) {
@@ -139,15 +141,22 @@ void gather(const Table& t, std::size_t width, const void* x, const void* indice
     width *= 2;
   }
   switch (width) {
-    case 1: return run_gather<std::uint8_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 2: return run_gather<std::uint16_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 4: return run_gather<std::uint32_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 8: return run_gather<std::uint64_t>(t, inner, x, indices, wide, y, fault, stream);
-    default: return run_gather<Vec<std::uint32_t>>(t, inner, x, indices, wide, y, fault, stream);
+    case 1:
+      return run_gather<std::uint8_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 2:
+      return run_gather<std::uint16_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 4:
+      return run_gather<std::uint32_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 8:
+      return run_gather<std::uint64_t>(t, inner, x, indices, wide, y, fault, stream);
+    default:
+      return run_gather<Vec<std::uint32_t>>(t, inner, x, indices, wide, y, fault, stream);
   }
 }
 
-std::size_t gather_grad_scratch_bytes(const Table& t) { return static_cast<std::size_t>(4 * sort_words(t)) * sizeof(std::uint32_t); }
+std::size_t gather_grad_scratch_bytes(const Table& t) {
+  return static_cast<std::size_t>(4 * sort_words(t)) * sizeof(std::uint32_t);
+}
 
 void gather_grad(const Table& t, DType dtype, const void* dy_in, const void* indices, bool wide, void* out,
                  void* scratch, FaultWord* fault, cudaStream_t stream) {
@@ -158,12 +167,12 @@ void gather_grad(const Table& t, DType dtype, const void* dy_in, const void* ind
   std::uint32_t* other_keys = order + words;
   std::uint32_t* other_order = other_keys + words;
   launch("gather_keys", keys_kernel, grid_for(n), dim3(kThreads), 0, stream,
-         {index_range(indices, wide, n), writes(keys, n), writes(order, n), fault_range(fault)}, indices, wide, n, t.size, keys,
-         order, fault);
+         {index_range(indices, wide, n), writes(keys, n), writes(order, n), fault_range(fault)}, indices,
+         wide, n, t.size, keys, order, fault);
   for (int shift = 0; n > 1 && (t.size >> shift) != 0; shift += kDigitBits) {
     launch("gather_sort", sort_kernel, dim3(1), dim3(kSortThreads), 0, stream,
-           {reads(keys, n), reads(order, n), writes(other_keys, n), writes(other_order, n)}, keys, order, other_keys,
-           other_order, n, shift);
+           {reads(keys, n), reads(order, n), writes(other_keys, n), writes(other_order, n)}, keys, order,
+           other_keys, other_order, n, shift);
     std::swap(keys, other_keys);
     std::swap(order, other_order);
   }
@@ -175,8 +184,9 @@ void gather_grad(const Table& t, DType dtype, const void* dy_in, const void* ind
     const std::int64_t columns = t.outer * t.inner;
     const dim3 grid(static_cast<unsigned>(n), blocks_for(columns, kThreads, 1024));
     launch("gather_add_rows", add_rows_kernel<T>, grid, dim3(columns > 64 ? kThreads : 64), 0, stream,
-           {reads(keys, n), reads(order, n), reads(dy, t.outer * n * t.inner), updates(dx, t.outer * t.size * t.inner)}, keys,
-           order, n, t.size, t.outer, t.inner, dy, dx);
+           {reads(keys, n), reads(order, n), reads(dy, t.outer * n * t.inner),
+            updates(dx, t.outer * t.size * t.inner)},
+           keys, order, n, t.size, t.outer, t.inner, dy, dx);
   });
 }
 

@@ -8,8 +8,8 @@ namespace {
 
 template <int kGroup, class T>
 __global__ void __launch_bounds__(kRowThreads<kGroup>)
-    layer_norm_kernel(const T* x, const float* scale, const float* bias, float epsilon, T* y, float* means, float* rstds,
-                      std::int64_t rows, std::int64_t n) {
+    layer_norm_kernel(const T* x, const float* scale, const float* bias, float epsilon, T* y, float* means,
+                      float* rstds, std::int64_t rows, std::int64_t n) {
   using Group = RowGroup<kGroup>;
   const std::int64_t row = Group::row();
   if (row >= rows) return;
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kRowThreads<kGroup>)
 /// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * scale.
 template <int kGroup, class T>
 __global__ void __launch_bounds__(kRowThreads<kGroup>)
-    layer_norm_grad_kernel(const T* dy, const T* x, const float* scale, const float* means, const float* rstds, T* dx,
-                           std::int64_t rows, std::int64_t n) {
+    layer_norm_grad_kernel(const T* dy, const T* x, const float* scale, const float* means,
+                           const float* rstds, T* dx, std::int64_t rows, std::int64_t n) {
   using Group = RowGroup<kGroup>;
   const std::int64_t row = Group::row();
   if (row >= rows) return;
@@ -85,19 +85,22 @@ void layer_norm(DType dtype, const void* in, const float* scale, const float* bi
     const T* x = static_cast<const T*>(in);
     T* y = static_cast<T*>(out);
     with_group(n, 1, [&](auto group) {
-      launch("layer_norm", layer_norm_kernel<group, T>, row_grid<group>(rows), dim3(kRowThreads<group>), 0, stream,
-             {reads(x, rows * n), reads(scale, n), maybe_reads(bias, n), writes(y, rows * n), writes(mean, rows),
-              writes(rstd, rows)},
+      launch("layer_norm", layer_norm_kernel<group, T>, row_grid<group>(rows), dim3(kRowThreads<group>), 0,
+             stream,
+             {reads(x, rows * n), reads(scale, n), maybe_reads(bias, n), writes(y, rows * n),
+              writes(mean, rows), writes(rstd, rows)},
              x, scale, bias, epsilon, y, mean, rstd, rows, n);
     });
   });
 }
 
-std::size_t layer_norm_grad_scratch_bytes(std::int64_t rows, std::int64_t n) { return channel_sums_bytes(columns(rows, n)); }
+std::size_t layer_norm_grad_scratch_bytes(std::int64_t rows, std::int64_t n) {
+  return channel_sums_bytes(columns(rows, n));
+}
 
 void layer_norm_grad(DType dtype, const void* dy_in, const void* x_in, const float* scale, const float* mean,
-                     const float* rstd, void* out, float* dscale, float* dbias, std::int64_t rows, std::int64_t n,
-                     void* scratch, cudaStream_t stream) {
+                     const float* rstd, void* out, float* dscale, float* dbias, std::int64_t rows,
+                     std::int64_t n, void* scratch, cudaStream_t stream) {
   const ChannelSpread s = spread_channels(columns(rows, n));
   SumPair* partial = static_cast<SumPair*>(scratch);
   with_float("layer_norm_grad", dtype, [&](auto element) {
@@ -107,11 +110,14 @@ void layer_norm_grad(DType dtype, const void* dy_in, const void* x_in, const flo
     T* dx = static_cast<T*>(out);
     // The parameters first: dx may lie on top of an operand.
     launch_channel_sums("layer_norm_parameters", s, ParameterTerm<T>{dy, x, mean, rstd},
-                        {reads(dy, rows * n), reads(x, rows * n), reads(mean, rows), reads(rstd, rows)}, partial, stream);
+                        {reads(dy, rows * n), reads(x, rows * n), reads(mean, rows), reads(rstd, rows)},
+                        partial, stream);
     launch("layer_norm_parameters_finish", parameter_sums_kernel, grid_for(n), dim3(kThreads), 0, stream,
-           {reads(partial, s.parts * n), maybe_writes(dbias, n), writes(dscale, n)}, partial, s.parts, n, dbias, dscale);
+           {reads(partial, s.parts * n), maybe_writes(dbias, n), writes(dscale, n)}, partial, s.parts, n,
+           dbias, dscale);
     with_group(n, 1, [&](auto group) {
-      launch("layer_norm_grad", layer_norm_grad_kernel<group, T>, row_grid<group>(rows), dim3(kRowThreads<group>), 0, stream,
+      launch("layer_norm_grad", layer_norm_grad_kernel<group, T>, row_grid<group>(rows),
+             dim3(kRowThreads<group>), 0, stream,
              {reads(dy, rows * n), reads(x, rows * n), reads(scale, n), reads(mean, rows), reads(rstd, rows),
               writes(dx, rows * n)},
              dy, x, scale, mean, rstd, dx, rows, n);

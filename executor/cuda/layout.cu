@@ -1,4 +1,5 @@
-// Kernels that move elements by their width: strided copies with 128-bit and tiled paths, fill, and adding in place.
+// Kernels that move elements by their width: strided copies with 128-bit and tiled paths, fill, and adding in
+// place.
 #include <cstdlib>
 
 #include "executor/cuda/device.h"
@@ -29,12 +30,12 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(Walk<2> walk, const T* x
 
 constexpr int kTile = 32, kTileRows = 8;
 
-/// x is contiguous along one axis (`across` of them), y along the other (`along`): through a tile in shared memory both
-/// sides are accessed in order. One block a tile; the other axes are in `rest`.
+/// x is contiguous along one axis (`across` of them), y along the other (`along`): through a tile in shared
+/// memory both sides are accessed in order. One block a tile; the other axes are in `rest`.
 template <class T>
 __global__ void __launch_bounds__(kTile* kTileRows)
-    tile_kernel(Walk<2> rest, std::int64_t along, std::int64_t across, std::int64_t x_stride, std::int64_t y_stride,
-                const T* x, T* y) {
+    tile_kernel(Walk<2> rest, std::int64_t along, std::int64_t across, std::int64_t x_stride,
+                std::int64_t y_stride, const T* x, T* y) {
   ONNXDDP_SHARED(T, tile, [kTile][kTile + 1]);
   const std::int64_t tiles_along = (along + kTile - 1) / kTile, tiles_across = (across + kTile - 1) / kTile;
   std::int64_t block = blockIdx.x, at[2];
@@ -71,9 +72,9 @@ bool copy_tiles(const Walk<2>& walk, const T* x, T* y, cudaStream_t stream) {
   }
   const std::int64_t blocks = (along + kTile - 1) / kTile * ((across + kTile - 1) / kTile) * rest.count;
   if (blocks > INT32_MAX) return false;
-  launch("copy_tiles", tile_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kTile * kTileRows), 0, stream,
-         {walk_writes(y, walk, 0), walk_reads(x, walk, 1)}, rest, along, across, walk.stride[1][0], walk.stride[0][axis], x,
-         y);
+  launch("copy_tiles", tile_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kTile * kTileRows), 0,
+         stream, {walk_writes(y, walk, 0), walk_reads(x, walk, 1)}, rest, along, across, walk.stride[1][0],
+         walk.stride[0][axis], x, y);
   return true;
 }
 
@@ -90,7 +91,8 @@ void run_copy(const Walk<2>& walk, const void* in, void* out, cudaStream_t strea
 
 /// The plan over elements of twice the width, if rows, strides and pointers allow it.
 bool widen(Walk<2>& walk, std::size_t& width, const void* x, const void* y) {
-  if (width == 16 || walk.count == 0 || walk.rank == 0 || walk.stride[0][0] != 1 || walk.stride[1][0] != 1) return false;
+  if (width == 16 || walk.count == 0 || walk.rank == 0 || walk.stride[0][0] != 1 || walk.stride[1][0] != 1)
+    return false;
   const auto odd = [&](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % (2 * width) != 0; };
   if (odd(x) || odd(y) || walk.size[0].divisor() % 2 != 0) return false;
   for (int k = 0; k < 2; ++k)
@@ -124,8 +126,8 @@ template <class T>
 void run_fill(void* out, std::int64_t n, std::uint64_t bits, cudaStream_t stream) {
   T* y = static_cast<T*>(out);
   const bool vec = vector_aligned(y);
-  launch("fill", fill_kernel<T>, grid_for(vec ? (n + kVec<T> - 1) / kVec<T> : n), dim3(kThreads), 0, stream, {writes(y, n)},
-         y, n, static_cast<T>(bits), vec);
+  launch("fill", fill_kernel<T>, grid_for(vec ? (n + kVec<T> - 1) / kVec<T> : n), dim3(kThreads), 0, stream,
+         {writes(y, n)}, y, n, static_cast<T>(bits), vec);
 }
 
 template <class T>
@@ -164,10 +166,12 @@ CopyPlan plan_transpose(const Ints& x_shape, const Ints& perm, std::size_t width
 }
 
 CopyPlan plan_expand(const Ints& x_shape, const Ints& y_shape, std::size_t width) {
-  return plan_copy(y_shape, dense_strides(y_shape), broadcast_strides(x_shape, dense_strides(x_shape), y_shape), width);
+  return plan_copy(y_shape, dense_strides(y_shape),
+                   broadcast_strides(x_shape, dense_strides(x_shape), y_shape), width);
 }
 
-CopyPlan plan_slice(const Ints& x_shape, const Ints& starts, const Ints& steps, const Ints& y_shape, std::size_t width) {
+CopyPlan plan_slice(const Ints& x_shape, const Ints& starts, const Ints& steps, const Ints& y_shape,
+                    std::size_t width) {
   Ints strides = dense_strides(x_shape);
   const std::int64_t offset = dot(starts, strides);
   for (std::size_t d = 0; d < strides.size(); ++d) strides[d] *= steps[d];
@@ -188,25 +192,34 @@ void copy(const CopyPlan& plan, const void* in, void* out, cudaStream_t stream) 
   while (widen(walk, width, x, y)) {
   }
   switch (width) {
-    case 1: return run_copy<std::uint8_t>(walk, x, y, stream);
-    case 2: return run_copy<std::uint16_t>(walk, x, y, stream);
-    case 4: return run_copy<std::uint32_t>(walk, x, y, stream);
-    case 8: return run_copy<std::uint64_t>(walk, x, y, stream);
-    default: return run_copy<Wide>(walk, x, y, stream);
+    case 1:
+      return run_copy<std::uint8_t>(walk, x, y, stream);
+    case 2:
+      return run_copy<std::uint16_t>(walk, x, y, stream);
+    case 4:
+      return run_copy<std::uint32_t>(walk, x, y, stream);
+    case 8:
+      return run_copy<std::uint64_t>(walk, x, y, stream);
+    default:
+      return run_copy<Wide>(walk, x, y, stream);
   }
 }
 
 void fill(void* y, std::int64_t n, std::uint64_t bits, std::size_t width, cudaStream_t stream) {
   switch (width) {
-    case 1: return run_fill<std::uint8_t>(y, n, bits, stream);
-    case 2: return run_fill<std::uint16_t>(y, n, bits, stream);
-    case 4: return run_fill<std::uint32_t>(y, n, bits, stream);
-    default: return run_fill<std::uint64_t>(y, n, bits, stream);
+    case 1:
+      return run_fill<std::uint8_t>(y, n, bits, stream);
+    case 2:
+      return run_fill<std::uint16_t>(y, n, bits, stream);
+    case 4:
+      return run_fill<std::uint32_t>(y, n, bits, stream);
+    default:
+      return run_fill<std::uint64_t>(y, n, bits, stream);
   }
 }
 
-void pad(const void* x, const Ints& x_shape, void* y, const Ints& y_shape, const Ints& starts, std::uint64_t bits,
-         std::size_t width, cudaStream_t stream) {
+void pad(const void* x, const Ints& x_shape, void* y, const Ints& y_shape, const Ints& starts,
+         std::uint64_t bits, std::size_t width, cudaStream_t stream) {
   std::int64_t n = 1;
   for (std::int64_t size : y_shape) n *= size;
   fill(y, n, bits, width, stream);

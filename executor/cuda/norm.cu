@@ -70,13 +70,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (first_item() != 0) return;
   std::int64_t total = 0;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) total += static_cast<std::int64_t>(count_of(gathered + rank * width, c));
+  for (std::int64_t rank = 0; rank < ranks; ++rank)
+    total += static_cast<std::int64_t>(count_of(gathered + rank * width, c));
   write_count(stats, c, total);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    running_stats_kernel(const float* mean, const float* var, const float* stats, double momentum, bool unbiased,
-                         float* next_mean, float* next_var, std::int64_t c) {
+    running_stats_kernel(const float* mean, const float* var, const float* stats, double momentum,
+                         bool unbiased, float* next_mean, float* next_var, std::int64_t c) {
   const double count = count_of(stats, c), less = unbiased ? count - 1.0 : count;
   const double divisor = less < 1.0 ? 1.0 : less;
   const float keep = static_cast<float>(momentum), take = static_cast<float>(1.0 - momentum);
@@ -85,7 +86,8 @@ __global__ void __launch_bounds__(kThreads)
     const bool any = count > 0;
     if (next_mean != nullptr) next_mean[k] = any ? m * keep + stats[k] * take : m;
     if (next_var != nullptr)
-      next_var[k] = any ? v * keep + static_cast<float>(static_cast<double>(stats[c + k]) / divisor) * take : v;
+      next_var[k] =
+          any ? v * keep + static_cast<float>(static_cast<double>(stats[c + k]) / divisor) * take : v;
   }
 }
 
@@ -93,24 +95,26 @@ __global__ void __launch_bounds__(kThreads)
 std::int64_t row_stride(const Channels& v) { return (v.c + 7) / 8 * 8; }
 
 __global__ void __launch_bounds__(kThreads)
-    apply_numbers_kernel(const float* scale, const float* bias, const float* stats, double epsilon, std::int64_t c,
-                         std::int64_t stride, float* numbers) {
+    apply_numbers_kernel(const float* scale, const float* bias, const float* stats, double epsilon,
+                         std::int64_t c, std::int64_t stride, float* numbers) {
   for (std::int64_t k = first_item(); k < c; k += item_step()) {
     numbers[k] = stats[k];
-    numbers[stride + k] = static_cast<float>(static_cast<double>(scale[k]) * deviation_of(stats, c, k, epsilon));
+    numbers[stride + k] =
+        static_cast<float>(static_cast<double>(scale[k]) * deviation_of(stats, c, k, epsilon));
     numbers[2 * stride + k] = bias[k];
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    grad_numbers_kernel(const float* scale, const float* stats, double epsilon, const float* dbias, const float* dscale,
-                        std::int64_t c, std::int64_t stride, float* numbers) {
+    grad_numbers_kernel(const float* scale, const float* stats, double epsilon, const float* dbias,
+                        const float* dscale, std::int64_t c, std::int64_t stride, float* numbers) {
   const double count = count_of(stats, c);
   for (std::int64_t k = first_item(); k < c; k += item_step()) {
     const double deviation = deviation_of(stats, c, k, epsilon);
     numbers[k] = stats[k];
     numbers[stride + k] = static_cast<float>(static_cast<double>(scale[k]) * deviation);
-    numbers[2 * stride + k] = dbias == nullptr ? 0.0f : static_cast<float>(static_cast<double>(dbias[k]) / count);
+    numbers[2 * stride + k] =
+        dbias == nullptr ? 0.0f : static_cast<float>(static_cast<double>(dbias[k]) / count);
     numbers[3 * stride + k] =
         dscale == nullptr ? 0.0f : static_cast<float>(static_cast<double>(dscale[k]) * deviation / count);
   }
@@ -141,7 +145,8 @@ struct GradOp {
   const float* numbers;
   std::int64_t stride;
   __device__ float operator()(float x, float dy, std::int64_t k) const {
-    return numbers[stride + k] * ((dy - numbers[2 * stride + k]) - (x - numbers[k]) * numbers[3 * stride + k]);
+    return numbers[stride + k] *
+           ((dy - numbers[2 * stride + k]) - (x - numbers[k]) * numbers[3 * stride + k]);
   }
 };
 
@@ -166,13 +171,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class Op>
-void launch_map(const char* name, const Channels& v, const T* x, const T* other, T* y, const Op& op, std::int64_t rows,
-                cudaStream_t stream) {
+void launch_map(const char* name, const Channels& v, const T* x, const T* other, T* y, const Op& op,
+                std::int64_t rows, cudaStream_t stream) {
   const std::int64_t n = v.c * v.count();
   const bool vec = (v.pixels ? v.c : v.size) % kVec<T> == 0 && vector_aligned(x, other, y);
   launch(name, channel_map_kernel<T, Op>, grid_for(vec ? n / kVec<T> : n), dim3(kThreads), 0, stream,
-         {reads(x, n), maybe_reads(other, n), writes(y, n), reads(op.numbers, (rows - 1) * op.stride + v.c)}, x, other, y, n,
-         ChannelOf{Divider(v.size), Divider(v.c), v.pixels}, op, vec);
+         {reads(x, n), maybe_reads(other, n), writes(y, n), reads(op.numbers, (rows - 1) * op.stride + v.c)},
+         x, other, y, n, ChannelOf{Divider(v.size), Divider(v.c), v.pixels}, op, vec);
 }
 
 template <class T>
@@ -185,8 +190,8 @@ struct GradTerm {
   }
 };
 __global__ void __launch_bounds__(kThreads)
-    grad_sums_kernel(const SumPair* partial, int parts, const float* stats, double epsilon, std::int64_t c, float* dbias,
-                     float* dscale) {
+    grad_sums_kernel(const SumPair* partial, int parts, const float* stats, double epsilon, std::int64_t c,
+                     float* dbias, float* dscale) {
   for (std::int64_t k = first_item(); k < c; k += item_step()) {
     const SumPair total = channel_total(partial, parts, c, k);
     if (dbias != nullptr) dbias[k] = static_cast<float>(total.a);
@@ -200,7 +205,8 @@ std::size_t norm_scratch_bytes(const Channels& v) {
   return std::max(channel_sums_bytes(v), static_cast<std::size_t>(row_stride(v)) * 4 * sizeof(float));
 }
 
-void batch_stats(DType dtype, const Channels& v, const void* in, float* stats, void* scratch, cudaStream_t stream) {
+void batch_stats(DType dtype, const Channels& v, const void* in, float* stats, void* scratch,
+                 cudaStream_t stream) {
   const ChannelSpread s = spread_channels(v);
   SumPair* partial = static_cast<SumPair*>(scratch);
   with_float("batch_stats", dtype, [&](auto element) {
@@ -208,45 +214,51 @@ void batch_stats(DType dtype, const Channels& v, const void* in, float* stats, v
     const T* x = static_cast<const T*>(in);
     const std::int64_t n = v.c * v.count();
     launch_channel_sums("batch_stats", s, StatsTerm<T>{x, v.size}, {reads(x, n)}, partial, stream);
-    launch("batch_stats_finish", stats_kernel<T>, dim3(std::max(1u, blocks_for(v.c, kThreads, kMaxBlocks))), dim3(kThreads), 0,
-           stream, {reads(x, n), reads(partial, s.parts * v.c), writes(stats, 2 * v.c + 2)}, x, s, partial, stats);
+    launch("batch_stats_finish", stats_kernel<T>, dim3(std::max(1u, blocks_for(v.c, kThreads, kMaxBlocks))),
+           dim3(kThreads), 0, stream,
+           {reads(x, n), reads(partial, s.parts * v.c), writes(stats, 2 * v.c + 2)}, x, s, partial, stats);
   });
 }
 
 void fixed_stats(const float* mean, const float* var, float* stats, std::int64_t c, cudaStream_t stream) {
-  launch("fixed_stats", fixed_stats_kernel, dim3(std::max(1u, blocks_for(c, kThreads, kMaxBlocks))), dim3(kThreads), 0, stream,
-         {reads(mean, c), reads(var, c), writes(stats, 2 * c + 2)}, mean, var, stats, c);
+  launch("fixed_stats", fixed_stats_kernel, dim3(std::max(1u, blocks_for(c, kThreads, kMaxBlocks))),
+         dim3(kThreads), 0, stream, {reads(mean, c), reads(var, c), writes(stats, 2 * c + 2)}, mean, var,
+         stats, c);
 }
 
-void merge_stats(const float* gathered, float* stats, std::int64_t ranks, std::int64_t c, cudaStream_t stream) {
-  launch("merge_stats", merge_stats_kernel, dim3(std::max(1u, blocks_for(c, kThreads, kMaxBlocks))), dim3(kThreads), 0, stream,
-         {reads(gathered, ranks * (2 * c + 2)), writes(stats, 2 * c + 2)}, gathered, stats, ranks, c);
+void merge_stats(const float* gathered, float* stats, std::int64_t ranks, std::int64_t c,
+                 cudaStream_t stream) {
+  launch("merge_stats", merge_stats_kernel, dim3(std::max(1u, blocks_for(c, kThreads, kMaxBlocks))),
+         dim3(kThreads), 0, stream, {reads(gathered, ranks * (2 * c + 2)), writes(stats, 2 * c + 2)},
+         gathered, stats, ranks, c);
 }
 
 void running_stats(const float* mean, const float* var, const float* stats, double momentum, bool unbiased,
                    float* next_mean, float* next_var, std::int64_t c, cudaStream_t stream) {
   launch("running_stats", running_stats_kernel, grid_for(c), dim3(kThreads), 0, stream,
-         {reads(mean, c), reads(var, c), reads(stats, 2 * c + 2), maybe_writes(next_mean, c), maybe_writes(next_var, c)},
+         {reads(mean, c), reads(var, c), reads(stats, 2 * c + 2), maybe_writes(next_mean, c),
+          maybe_writes(next_var, c)},
          mean, var, stats, momentum, unbiased, next_mean, next_var, c);
 }
 
 void batch_norm_apply(DType dtype, const Channels& v, const void* in, const float* scale, const float* bias,
-                      const float* stats, double epsilon, const void* add, bool relu, void* out, void* scratch,
-                      cudaStream_t stream) {
+                      const float* stats, double epsilon, const void* add, bool relu, void* out,
+                      void* scratch, cudaStream_t stream) {
   float* numbers = static_cast<float*>(scratch);
   const std::int64_t stride = row_stride(v);
   launch("batch_norm_numbers", apply_numbers_kernel, grid_for(v.c), dim3(kThreads), 0, stream,
-         {reads(scale, v.c), reads(bias, v.c), reads(stats, 2 * v.c + 2), writes(numbers, 2 * stride + v.c)}, scale, bias,
-         stats, epsilon, v.c, stride, numbers);
+         {reads(scale, v.c), reads(bias, v.c), reads(stats, 2 * v.c + 2), writes(numbers, 2 * stride + v.c)},
+         scale, bias, stats, epsilon, v.c, stride, numbers);
   with_float("batch_norm_apply", dtype, [&](auto element) {
     using T = decltype(element);
-    launch_map("batch_norm_apply", v, static_cast<const T*>(in), static_cast<const T*>(add), static_cast<T*>(out),
-               ApplyOp{numbers, stride, add != nullptr, relu}, 3, stream);
+    launch_map("batch_norm_apply", v, static_cast<const T*>(in), static_cast<const T*>(add),
+               static_cast<T*>(out), ApplyOp{numbers, stride, add != nullptr, relu}, 3, stream);
   });
 }
 
-void batch_norm_grad_sums(DType dtype, const Channels& v, const void* dy_in, const void* x_in, const float* stats,
-                          double epsilon, float* dbias, float* dscale, void* scratch, cudaStream_t stream) {
+void batch_norm_grad_sums(DType dtype, const Channels& v, const void* dy_in, const void* x_in,
+                          const float* stats, double epsilon, float* dbias, float* dscale, void* scratch,
+                          cudaStream_t stream) {
   const ChannelSpread s = spread_channels(v);
   SumPair* partial = static_cast<SumPair*>(scratch);
   with_float("batch_norm_grad_sums", dtype, [&](auto element) {
@@ -254,17 +266,18 @@ void batch_norm_grad_sums(DType dtype, const Channels& v, const void* dy_in, con
     const T* dy = static_cast<const T*>(dy_in);
     const T* x = static_cast<const T*>(x_in);
     const std::int64_t n = v.c * v.count();
-    launch_channel_sums("batch_norm_grad_sums", s, GradTerm<T>{dy, x, stats}, {reads(dy, n), reads(x, n), reads(stats, v.c)},
-                        partial, stream);
+    launch_channel_sums("batch_norm_grad_sums", s, GradTerm<T>{dy, x, stats},
+                        {reads(dy, n), reads(x, n), reads(stats, v.c)}, partial, stream);
   });
   launch("batch_norm_grad_finish", grad_sums_kernel, grid_for(v.c), dim3(kThreads), 0, stream,
-         {reads(partial, s.parts * v.c), reads(stats, 2 * v.c + 2), maybe_writes(dbias, v.c), maybe_writes(dscale, v.c)},
+         {reads(partial, s.parts * v.c), reads(stats, 2 * v.c + 2), maybe_writes(dbias, v.c),
+          maybe_writes(dscale, v.c)},
          partial, s.parts, stats, epsilon, v.c, dbias, dscale);
 }
 
 void batch_norm_grad_apply(DType dtype, const Channels& v, const void* dy, const void* x, const float* scale,
-                           const float* stats, double epsilon, const float* dbias, const float* dscale, void* dx,
-                           void* scratch, cudaStream_t stream) {
+                           const float* stats, double epsilon, const float* dbias, const float* dscale,
+                           void* dx, void* scratch, cudaStream_t stream) {
   float* numbers = static_cast<float*>(scratch);
   const std::int64_t stride = row_stride(v);
   launch("batch_norm_grad_numbers", grad_numbers_kernel, grid_for(v.c), dim3(kThreads), 0, stream,
@@ -273,8 +286,8 @@ void batch_norm_grad_apply(DType dtype, const Channels& v, const void* dy, const
          scale, stats, epsilon, dbias, dscale, v.c, stride, numbers);
   with_float("batch_norm_grad_apply", dtype, [&](auto element) {
     using T = decltype(element);
-    launch_map("batch_norm_grad_apply", v, static_cast<const T*>(x), static_cast<const T*>(dy), static_cast<T*>(dx),
-               GradOp{numbers, stride}, 4, stream);
+    launch_map("batch_norm_grad_apply", v, static_cast<const T*>(x), static_cast<const T*>(dy),
+               static_cast<T*>(dx), GradOp{numbers, stride}, 4, stream);
   });
 }
 

@@ -1,5 +1,5 @@
-// SGD, Adam and AdamW over a list of parameters in one launch. Learning rate and step are device numbers, so that a captured
-// graph needs no update.
+// SGD, Adam and AdamW over a list of parameters in one launch. Learning rate and step are device numbers, so
+// that a captured graph needs no update.
 #include "executor/cuda/lists.h"
 #include "executor/scalar_ops.h"
 
@@ -10,8 +10,8 @@ constexpr int kState = 4;  // elements that a thread takes at a time where all i
 
 __device__ inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 __device__ inline bool entry_aligned(const UpdateEntry& e) {
-  return aligned16(e.p) && aligned16(e.g) && aligned16(e.p_next) && aligned16(e.m) && aligned16(e.v) && aligned16(e.vmax) &&
-         aligned16(e.m_next) && aligned16(e.v_next) && aligned16(e.vmax_next);
+  return aligned16(e.p) && aligned16(e.g) && aligned16(e.p_next) && aligned16(e.m) && aligned16(e.v) &&
+         aligned16(e.vmax) && aligned16(e.m_next) && aligned16(e.v_next) && aligned16(e.vmax_next);
 }
 __device__ inline Vec<float> load_state(const float* p, std::int64_t i) {
   return p == nullptr ? Vec<float>{} : load_vec(p + i);
@@ -23,7 +23,8 @@ __device__ inline void store_state(float* p, std::int64_t i, const Vec<float>& v
 /// One element: f(p, g, m, v, vmax) returns p.next and replaces the state.
 template <class P, class G, class F>
 __device__ inline void update_one(const UpdateEntry& e, std::int64_t i, float grad_scale, const F& f) {
-  float m = e.m == nullptr ? 0.0f : e.m[i], v = e.v == nullptr ? 0.0f : e.v[i], vmax = e.vmax == nullptr ? 0.0f : e.vmax[i];
+  float m = e.m == nullptr ? 0.0f : e.m[i], v = e.v == nullptr ? 0.0f : e.v[i],
+        vmax = e.vmax == nullptr ? 0.0f : e.vmax[i];
   const float p = load(static_cast<const P*>(e.p)[i]), g = load(static_cast<const G*>(e.g)[i]) * grad_scale;
   static_cast<P*>(e.p_next)[i] = store<P>(f(p, g, m, v, vmax));
   if (e.m_next != nullptr) e.m_next[i] = m;
@@ -41,7 +42,8 @@ __device__ inline void update_chunk(const ChunkView<UpdateEntry>& chunk, const f
       const std::int64_t vectors = (chunk.end - begin) / kState;
       for (std::int64_t w = threadIdx.x; w < vectors; w += blockDim.x) {
         const std::int64_t i = begin + w * kState;
-        Vec<float> p = load_vec(static_cast<const float*>(e.p) + i), g = load_vec(static_cast<const float*>(e.g) + i);
+        Vec<float> p = load_vec(static_cast<const float*>(e.p) + i),
+                   g = load_vec(static_cast<const float*>(e.g) + i);
         Vec<float> m = load_state(e.m, i), v = load_state(e.v, i), vmax = load_state(e.vmax, i);
         ONNXDDP_UNROLL
         for (int j = 0; j < kState; ++j) p.v[j] = f(p.v[j], g.v[j] * grad_scale, m.v[j], v.v[j], vmax.v[j]);
@@ -53,7 +55,8 @@ __device__ inline void update_chunk(const ChunkView<UpdateEntry>& chunk, const f
       begin += vectors * kState;
     }
   }
-  for (std::int64_t i = begin + threadIdx.x; i < chunk.end; i += blockDim.x) update_one<P, G>(e, i, grad_scale, f);
+  for (std::int64_t i = begin + threadIdx.x; i < chunk.end; i += blockDim.x)
+    update_one<P, G>(e, i, grad_scale, f);
 }
 
 template <class P, class G>
@@ -94,8 +97,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-std::vector<Range> update_ranges(const UpdateList& list, std::int64_t p_width, std::int64_t g_width, std::int64_t columns,
-                                 const float* scale) {
+std::vector<Range> update_ranges(const UpdateList& list, std::int64_t p_width, std::int64_t g_width,
+                                 std::int64_t columns, const float* scale) {
   std::vector<Range> ranges = table_ranges(list);
   ranges.push_back(maybe_reads(scale, 1));
   for (const UpdateEntry& e : list.tensors) {
@@ -112,28 +115,31 @@ std::vector<Range> update_ranges(const UpdateList& list, std::int64_t p_width, s
 /// Calls f(P(), G()) for the pairs of dtypes that updates know.
 template <class F>
 void with_pair(const char* kernel, DType p, DType g, const F& f) {
-  with_float(kernel, p, [&](auto parameter) { with_float(kernel, g, [&](auto gradient) { f(parameter, gradient); }); });
+  with_float(kernel, p,
+             [&](auto parameter) { with_float(kernel, g, [&](auto gradient) { f(parameter, gradient); }); });
 }
 
 }  // namespace
 
-void sgd(const UpdateList& list, DType p, DType g, bool nesterov, const float* grad_scale, cudaStream_t stream) {
+void sgd(const UpdateList& list, DType p, DType g, bool nesterov, const float* grad_scale,
+         cudaStream_t stream) {
   with_pair("sgd", p, g, [&](auto parameter, auto gradient) {
     using P = decltype(parameter);
     using G = decltype(gradient);
     launch("sgd", sgd_kernel<P, G>, list_grid(list), dim3(kThreads), 0, stream,
-           update_ranges(list, sizeof(P), sizeof(G), 5, grad_scale), list.device_tensors, list.device_chunks, nesterov,
-           grad_scale);
+           update_ranges(list, sizeof(P), sizeof(G), 5, grad_scale), list.device_tensors, list.device_chunks,
+           nesterov, grad_scale);
   });
 }
 
-void adam(const UpdateList& list, DType p, DType g, bool decoupled, const float* grad_scale, cudaStream_t stream) {
+void adam(const UpdateList& list, DType p, DType g, bool decoupled, const float* grad_scale,
+          cudaStream_t stream) {
   with_pair("adam", p, g, [&](auto parameter, auto gradient) {
     using P = decltype(parameter);
     using G = decltype(gradient);
     launch("adam", adam_kernel<P, G>, list_grid(list), dim3(kThreads), 0, stream,
-           update_ranges(list, sizeof(P), sizeof(G), 6, grad_scale), list.device_tensors, list.device_chunks, decoupled,
-           grad_scale);
+           update_ranges(list, sizeof(P), sizeof(G), 6, grad_scale), list.device_tensors, list.device_chunks,
+           decoupled, grad_scale);
   });
 }
 

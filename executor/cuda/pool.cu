@@ -5,16 +5,18 @@
 namespace onnxddp::cuda {
 namespace {
 
-/// A Pool with the arithmetic that kernels need. Tensors are walked in memory order: dense [n, c, h, w] or [n, h, w, c].
+/// A Pool with the arithmetic that kernels need. Tensors are walked in memory order: dense [n, c, h, w] or
+/// [n, h, w, c].
 struct Shape {
   Pool p;
   Divider c, h, w, oh, ow;
-  std::int64_t sc, sh, sw;     // strides of the image within an n
-  std::int64_t yc, yh, yw;     // of the pooled tensor
+  std::int64_t sc, sh, sw;  // strides of the image within an n
+  std::int64_t yc, yh, yw;  // of the pooled tensor
 };
 
 Shape shape_of(const Pool& p) {
-  Shape s{p, Divider(p.c), Divider(p.h), Divider(p.w), Divider(p.oh), Divider(p.ow), 1, p.w * p.c, p.c, 1, p.ow * p.c, p.c};
+  Shape s{p, Divider(p.c), Divider(p.h), Divider(p.w), Divider(p.oh), Divider(p.ow), 1, p.w * p.c, p.c,
+          1, p.ow * p.c,   p.c};
   if (!p.nhwc) s.sc = p.h * p.w, s.sh = p.w, s.sw = 1, s.yc = p.oh * p.ow, s.yh = p.ow, s.yw = 1;
   return s;
 }
@@ -49,11 +51,13 @@ __device__ inline Taps taps(std::int64_t start, int kernel, int dilation, std::i
   return {skip < last ? static_cast<int>(skip) : last, last};
 }
 
-/// Windows [first, last] along one axis whose taps may touch position x: those that begin at or before x and end at or after it.
+/// Windows [first, last] along one axis whose taps may touch position x: those that begin at or before x and
+/// end at or after it.
 struct Windows {
   std::int64_t first, last;
 };
-__device__ inline Windows windows_of(std::int64_t x, int pad, int kernel, int stride, int dilation, std::int64_t count) {
+__device__ inline Windows windows_of(std::int64_t x, int pad, int kernel, int stride, int dilation,
+                                     std::int64_t count) {
   const std::int64_t reach = x + pad - std::int64_t{kernel - 1} * dilation;
   const std::int64_t last = (x + pad) / stride;
   return {reach <= 0 ? 0 : (reach + stride - 1) / stride, last < count ? last : count - 1};
@@ -73,11 +77,13 @@ __device__ inline Window window_at(const Shape& s, std::int64_t oy, std::int64_t
   return w;
 }
 
-/// Elements by which a window's sum is divided. With count_include_pad the padding counts, but not what ceil_mode adds beyond it.
+/// Elements by which a window's sum is divided. With count_include_pad the padding counts, but not what
+/// ceil_mode adds beyond it.
 __device__ inline float divisor(const Shape& s, const Window& w) {
   int n = (w.rows.last - w.rows.first) * (w.cols.last - w.cols.first);
   if (s.p.count_pads)
-    n = taps(w.y, s.p.kh, s.p.dh, s.p.h + s.p.ph_end).last * taps(w.x, s.p.kw, s.p.dw, s.p.w + s.p.pw_end).last;
+    n = taps(w.y, s.p.kh, s.p.dh, s.p.h + s.p.ph_end).last *
+        taps(w.x, s.p.kw, s.p.dw, s.p.w + s.p.pw_end).last;
   return static_cast<float>(n < 1 ? 1 : n);
 }
 
@@ -107,7 +113,8 @@ __global__ void __launch_bounds__(kThreads) max_pool_kernel(Shape s, const T* x,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) average_pool_kernel(Shape s, const T* x, T* y, std::int64_t count) {
+__global__ void __launch_bounds__(kThreads)
+    average_pool_kernel(Shape s, const T* x, T* y, std::int64_t count) {
   for (std::int64_t i = first_item(); i < count; i += item_step()) {
     const Place at = place_of(s, i, s.oh, s.ow);
     const T* plane = x + at.n * s.p.c * s.p.h * s.p.w + at.c * s.sc;
@@ -120,7 +127,8 @@ __global__ void __launch_bounds__(kThreads) average_pool_kernel(Shape s, const T
   }
 }
 
-/// Sum over the windows that hold image element `at` of f(window, its tap there, index of the window's output).
+/// Sum over the windows that hold image element `at` of f(window, its tap there, index of the window's
+/// output).
 template <class F>
 __device__ inline float gather_windows(const Shape& s, const Place& at, const F& f) {
   const Windows rows = windows_of(at.y, s.p.ph, s.p.kh, s.p.sh, s.p.dh, s.p.oh);
@@ -152,7 +160,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) average_pool_grad_kernel(Shape s, const T* dy, T* dx, std::int64_t count) {
+__global__ void __launch_bounds__(kThreads)
+    average_pool_grad_kernel(Shape s, const T* dy, T* dx, std::int64_t count) {
   for (std::int64_t i = first_item(); i < count; i += item_step()) {
     const Place at = place_of(s, i, s.h, s.w);
     dx[i] = store<T>(gather_windows(
@@ -171,8 +180,8 @@ void max_pool(DType dtype, const Pool& p, const void* in, void* out, cudaStream_
     using T = decltype(element);
     const T* x = static_cast<const T*>(in);
     T* y = static_cast<T*>(out);
-    launch("max_pool", max_pool_kernel<T>, grid_for(n), dim3(kThreads), 0, stream, {reads(x, image_size(p)), writes(y, n)},
-           shape_of(p), x, y, n);
+    launch("max_pool", max_pool_kernel<T>, grid_for(n), dim3(kThreads), 0, stream,
+           {reads(x, image_size(p)), writes(y, n)}, shape_of(p), x, y, n);
   });
 }
 
@@ -187,7 +196,8 @@ void average_pool(DType dtype, const Pool& p, const void* in, void* out, cudaStr
   });
 }
 
-void max_pool_grad(DType dtype, const Pool& p, const void* dy_in, const void* in, void* out, cudaStream_t stream) {
+void max_pool_grad(DType dtype, const Pool& p, const void* dy_in, const void* in, void* out,
+                   cudaStream_t stream) {
   const std::int64_t n = image_size(p);
   with_float("max_pool_grad", dtype, [&](auto element) {
     using T = decltype(element);

@@ -27,19 +27,20 @@ __device__ inline T finished(A total, float scale) {
     return store<T>(total * scale);
 }
 
-/// Thread (lane, row) of a block reads elements row, row + rows, … of its part of output lane; the rows of a lane are then
-/// combined in shared memory. partial: [parts, outputs], or null if there is one part.
+/// Thread (lane, row) of a block reads elements row, row + rows, … of its part of output lane; the rows of a
+/// lane are then combined in shared memory. partial: [parts, outputs], or null if there is one part.
 template <class T, class A, class Op>
 __global__ void __launch_bounds__(kThreads)
-    reduce_kernel(Walk<2> kept, Walk<1> reduced, int lanes, int rows, bool along, const T* x, T* y, A* partial,
-                  float scale) {
+    reduce_kernel(Walk<2> kept, Walk<1> reduced, int lanes, int rows, bool along, const T* x, T* y,
+                  A* partial, float scale) {
   ONNXDDP_SHARED(A, cell, [kThreads]);
   const Op op{};
   const int t = static_cast<int>(threadIdx.x);
   const int lane = along ? t / rows : t % lanes, row = along ? t % rows : t / lanes;
   const int next = along ? 1 : lanes;  // from a row's cell to that of the next row
   const std::int64_t output = std::int64_t{blockIdx.x} * lanes + lane;
-  const std::int64_t begin = reduced.count * blockIdx.y / gridDim.y, end = reduced.count * (blockIdx.y + 1) / gridDim.y;
+  const std::int64_t begin = reduced.count * blockIdx.y / gridDim.y,
+                     end = reduced.count * (blockIdx.y + 1) / gridDim.y;
   A total = identity_of<T, Op>();
   std::int64_t at[2] = {0, 0};
   if (output < kept.count) {
@@ -89,9 +90,10 @@ void run(const ReducePlan& p, const void* in, void* out, void* scratch, float sc
   const std::int64_t outputs = p.kept.count, blocks = (outputs + p.lanes - 1) / p.lanes;
   std::int64_t low = p.kept.low[1] + p.reduced.low[0], high = p.kept.high[1] + p.reduced.high[0];
   const Range read = outputs == 0 || p.reduced.count == 0 ? reads(x, 0) : reads(x + low, high - low + 1);
-  launch("reduce", reduce_kernel<T, A, Op>, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.parts)),
-         dim3(kThreads), 0, stream,
-         {read, partial == nullptr ? walk_writes(y, p.kept, 0) : writes(y, 0), maybe_writes(partial, outputs * p.parts)},
+  launch("reduce", reduce_kernel<T, A, Op>,
+         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.parts)), dim3(kThreads), 0, stream,
+         {read, partial == nullptr ? walk_writes(y, p.kept, 0) : writes(y, 0),
+          maybe_writes(partial, outputs * p.parts)},
          p.kept, p.reduced, p.lanes, p.rows, p.along, x, partial == nullptr ? y : nullptr, partial, scale);
   if (partial == nullptr) return;
   launch("reduce_parts", combine_kernel<T, A, Op>, grid_for(outputs), dim3(kThreads), 0, stream,
@@ -131,14 +133,22 @@ template <class L>
 __global__ void __launch_bounds__(1024)
     count_kernel(const L* labels, std::int64_t n, std::int64_t ignore, DType to, void* y) {
   std::int64_t kept = 0;
-  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) kept += static_cast<std::int64_t>(labels[i]) != ignore;
+  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x)
+    kept += static_cast<std::int64_t>(labels[i]) != ignore;
   kept = block_sum(kept);
   if (threadIdx.x != 0) return;
   switch (to) {
-    case DType::f32: *static_cast<float*>(y) = static_cast<float>(kept); break;
-    case DType::bf16: *static_cast<bf16*>(y) = __float2bfloat16(static_cast<float>(kept)); break;
-    case DType::i64: *static_cast<std::int64_t*>(y) = kept; break;
-    default: *static_cast<std::int32_t*>(y) = static_cast<std::int32_t>(kept);
+    case DType::f32:
+      *static_cast<float*>(y) = static_cast<float>(kept);
+      break;
+    case DType::bf16:
+      *static_cast<bf16*>(y) = __float2bfloat16(static_cast<float>(kept));
+      break;
+    case DType::i64:
+      *static_cast<std::int64_t*>(y) = kept;
+      break;
+    default:
+      *static_cast<std::int32_t*>(y) = static_cast<std::int32_t>(kept);
   }
 }
 
@@ -164,8 +174,11 @@ ReducePlan spread(Walk<2> kept, Walk<1> reduced) {
   p.reduced = reduced;
   const auto step = [](int rank, std::int64_t stride) { return rank == 0 ? INT64_MAX : std::abs(stride); };
   p.along = step(reduced.rank, reduced.stride[0][0]) <= step(kept.rank, kept.stride[1][0]);
-  p.rows = p.along ? power_of_two((reduced.count + 3) / 4, kThreads) : power_of_two(reduced.count / kLeast, 8);
-  if (kept.count < kThreads) p.rows = std::max(p.rows, power_of_two(reduced.count / kLeast, kThreads / power_of_two(kept.count, kThreads)));
+  p.rows =
+      p.along ? power_of_two((reduced.count + 3) / 4, kThreads) : power_of_two(reduced.count / kLeast, 8);
+  if (kept.count < kThreads)
+    p.rows =
+        std::max(p.rows, power_of_two(reduced.count / kLeast, kThreads / power_of_two(kept.count, kThreads)));
   p.lanes = kThreads / p.rows;
   const std::int64_t blocks = std::max<std::int64_t>((kept.count + p.lanes - 1) / p.lanes, 1);
   const std::int64_t useful = reduced.count / (p.rows * kLeast);
@@ -175,7 +188,8 @@ ReducePlan spread(Walk<2> kept, Walk<1> reduced) {
 
 }  // namespace
 
-ReducePlan plan_reduce(const Ints& shape, const Ints& x_strides, const std::vector<bool>& gone, const Ints& y_strides) {
+ReducePlan plan_reduce(const Ints& shape, const Ints& x_strides, const std::vector<bool>& gone,
+                       const Ints& y_strides) {
   Ints kept, kept_x, kept_y, reduced, reduced_x;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     (gone[d] ? reduced : kept).push_back(shape[d]);
@@ -185,7 +199,8 @@ ReducePlan plan_reduce(const Ints& shape, const Ints& x_strides, const std::vect
   return spread(make_walk<2>(kept, {kept_y, kept_x}), make_walk<1>(reduced, {reduced_x}));
 }
 
-ReducePlan plan_sum_to(const Ints& x_shape, const Ints& x_strides, const Ints& y_shape, const Ints& y_strides) {
+ReducePlan plan_sum_to(const Ints& x_shape, const Ints& x_strides, const Ints& y_shape,
+                       const Ints& y_strides) {
   const std::size_t lead = x_shape.size() - y_shape.size();
   std::vector<bool> gone(x_shape.size(), true);
   Ints strides(x_shape.size(), 0);
@@ -212,8 +227,8 @@ void reduce(Reduction kind, const ReducePlan& plan, DType dtype, const void* x, 
   });
 }
 
-void arg_max(DType dtype, const void* x, std::int64_t* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
-             cudaStream_t stream) {
+void arg_max(DType dtype, const void* x, std::int64_t* y, std::int64_t outer, std::int64_t n,
+             std::int64_t inner, cudaStream_t stream) {
   const std::int64_t rows = outer * inner;
   with_number("arg_max", dtype, [&](auto element) {
     using T = decltype(element);

@@ -36,8 +36,8 @@ dim3 row_grid(std::int64_t rows) {
   return dim3(static_cast<unsigned>((rows + kPerBlock - 1) / kPerBlock));
 }
 
-/// Calls f(std::integral_constant<int, group>()) with the group for rows of n elements that are `inner` apart: neighbouring
-/// threads should read neighbouring elements.
+/// Calls f(std::integral_constant<int, group>()) with the group for rows of n elements that are `inner`
+/// apart: neighbouring threads should read neighbouring elements.
 template <class F>
 void with_group(std::int64_t n, std::int64_t inner, const F& f) {
   if (inner > 1 || n <= 2)

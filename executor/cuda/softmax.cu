@@ -9,7 +9,8 @@ __device__ inline std::int64_t row_start(const Rows& rows, std::int64_t row) {
   return row / rows.inner * rows.n * rows.inner + row % rows.inner;
 }
 
-/// max(x) and sum(exp(x - max)) of a row. As in every kernel here each thread reads the elements lane, lane + group, ….
+/// max(x) and sum(exp(x - max)) of a row. As in every kernel here each thread reads the elements lane, lane +
+/// group, ….
 struct MaxAndSum {
   float max, sum;
 };
@@ -42,11 +43,13 @@ __global__ void __launch_bounds__(kRowThreads<kGroup>) softmax_kernel(Rows rows,
 }
 
 template <int kGroup, bool kLog, class T>
-__global__ void __launch_bounds__(kRowThreads<kGroup>) softmax_grad_kernel(Rows rows, const T* dy, const T* y, T* dx) {
+__global__ void __launch_bounds__(kRowThreads<kGroup>)
+    softmax_grad_kernel(Rows rows, const T* dy, const T* y, T* dx) {
   using Group = RowGroup<kGroup>;
   const std::int64_t row = Group::row();
   if (row >= rows.count) return;
-  const std::int64_t start = row_start(rows, row), step = kGroup * rows.inner, end = start + rows.n * rows.inner;
+  const std::int64_t start = row_start(rows, row), step = kGroup * rows.inner,
+                     end = start + rows.n * rows.inner;
   float sum = 0;
   for (std::int64_t i = start + Group::lane() * rows.inner; i < end; i += step)
     sum += kLog ? load(dy[i]) : load(dy[i]) * load(y[i]);
@@ -75,8 +78,8 @@ struct LabelReader {
 
 template <int kGroup, class T>
 __global__ void __launch_bounds__(kRowThreads<kGroup>)
-    loss_kernel(Rows rows, bool logits, const T* x, const void* data, bool wide, std::int64_t ignore, FaultWord* fault,
-                double* losses) {
+    loss_kernel(Rows rows, bool logits, const T* x, const void* data, bool wide, std::int64_t ignore,
+                FaultWord* fault, double* losses) {
   using Group = RowGroup<kGroup>;
   const std::int64_t row = Group::row();
   if (row >= rows.count) return;
@@ -127,8 +130,8 @@ void run_softmax(DType dtype, const Rows& rows, const void* in, void* out, cudaS
     const T* x = static_cast<const T*>(in);
     T* y = static_cast<T*>(out);
     with_group(rows.n, rows.inner, [&](auto group) {
-      launch("softmax", softmax_kernel<group, kLog, T>, row_grid<group>(rows.count), dim3(kRowThreads<group>), 0, stream,
-             {reads(x, n), writes(y, n)}, rows, x, y);
+      launch("softmax", softmax_kernel<group, kLog, T>, row_grid<group>(rows.count), dim3(kRowThreads<group>),
+             0, stream, {reads(x, n), writes(y, n)}, rows, x, y);
     });
   });
 }
@@ -143,8 +146,9 @@ void run_softmax_grad(DType dtype, const Rows& rows, const void* dy_in, const vo
     const T* y = static_cast<const T*>(y_in);
     T* dx = static_cast<T*>(out);
     with_group(rows.n, rows.inner, [&](auto group) {
-      launch("softmax_grad", softmax_grad_kernel<group, kLog, T>, row_grid<group>(rows.count), dim3(kRowThreads<group>), 0,
-             stream, {reads(dy, n), reads(y, n), writes(dx, n)}, rows, dy, y, dx);
+      launch("softmax_grad", softmax_grad_kernel<group, kLog, T>, row_grid<group>(rows.count),
+             dim3(kRowThreads<group>), 0, stream, {reads(dy, n), reads(y, n), writes(dx, n)}, rows, dy, y,
+             dx);
     });
   });
 }
@@ -162,24 +166,29 @@ void softmax(DType dtype, const Rows& rows, const void* x, void* y, cudaStream_t
 void log_softmax(DType dtype, const Rows& rows, const void* x, void* y, cudaStream_t stream) {
   run_softmax<true>(dtype, rows, x, y, stream);
 }
-void softmax_grad(DType dtype, const Rows& rows, const void* dy, const void* y, void* dx, cudaStream_t stream) {
+void softmax_grad(DType dtype, const Rows& rows, const void* dy, const void* y, void* dx,
+                  cudaStream_t stream) {
   run_softmax_grad<false>(dtype, rows, dy, y, dx, stream);
 }
-void log_softmax_grad(DType dtype, const Rows& rows, const void* dy, const void* y, void* dx, cudaStream_t stream) {
+void log_softmax_grad(DType dtype, const Rows& rows, const void* dy, const void* y, void* dx,
+                      cudaStream_t stream) {
   run_softmax_grad<true>(dtype, rows, dy, y, dx, stream);
 }
 
-std::size_t loss_scratch_bytes(const Rows& rows) { return static_cast<std::size_t>(rows.count) * sizeof(double); }
+std::size_t loss_scratch_bytes(const Rows& rows) {
+  return static_cast<std::size_t>(rows.count) * sizeof(double);
+}
 
-void classification_loss(DType dtype, const Rows& rows, bool logits, const void* in, const Labels& labels, void* loss,
-                         void* scratch, cudaStream_t stream) {
+void classification_loss(DType dtype, const Rows& rows, bool logits, const void* in, const Labels& labels,
+                         void* loss, void* scratch, cudaStream_t stream) {
   double* losses = static_cast<double*>(scratch);
   with_float("classification_loss", dtype, [&](auto element) {
     using T = decltype(element);
     const T* x = static_cast<const T*>(in);
     T* y = static_cast<T*>(loss);
     with_group(logits ? rows.n : 1, rows.inner, [&](auto group) {
-      launch("classification_loss", loss_kernel<group, T>, row_grid<group>(rows.count), dim3(kRowThreads<group>), 0, stream,
+      launch("classification_loss", loss_kernel<group, T>, row_grid<group>(rows.count),
+             dim3(kRowThreads<group>), 0, stream,
              {reads(x, rows.count * rows.n), label_range(labels, rows.count), fault_range(labels.fault),
               writes(losses, rows.count)},
              rows, logits, x, labels.data, labels.wide, labels.ignore, labels.fault, losses);
@@ -189,8 +198,8 @@ void classification_loss(DType dtype, const Rows& rows, bool logits, const void*
   });
 }
 
-void classification_loss_grad(DType dtype, const Rows& rows, bool logits, const void* in, const Labels& labels,
-                              const void* dy_in, void* out, cudaStream_t stream) {
+void classification_loss_grad(DType dtype, const Rows& rows, bool logits, const void* in,
+                              const Labels& labels, const void* dy_in, void* out, cudaStream_t stream) {
   const std::int64_t n = rows.count * rows.n;
   with_float("classification_loss_grad", dtype, [&](auto element) {
     using T = decltype(element);
@@ -198,9 +207,10 @@ void classification_loss_grad(DType dtype, const Rows& rows, bool logits, const 
     const T* dy = static_cast<const T*>(dy_in);
     T* dx = static_cast<T*>(out);
     with_group(rows.n, rows.inner, [&](auto group) {
-      launch("classification_loss_grad", loss_grad_kernel<group, T>, row_grid<group>(rows.count), dim3(kRowThreads<group>),
-             0, stream,
-             {maybe_reads(x, n), label_range(labels, rows.count), fault_range(labels.fault), reads(dy, 1), writes(dx, n)},
+      launch("classification_loss_grad", loss_grad_kernel<group, T>, row_grid<group>(rows.count),
+             dim3(kRowThreads<group>), 0, stream,
+             {maybe_reads(x, n), label_range(labels, rows.count), fault_range(labels.fault), reads(dy, 1),
+              writes(dx, n)},
              rows, logits, x, labels.data, labels.wide, labels.ignore, labels.fault, dy, dx);
     });
   });

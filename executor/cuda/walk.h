@@ -22,7 +22,7 @@ class Divider {
  public:
   Divider() = default;
   explicit Divider(std::int64_t divisor) : divisor_(std::max<std::int64_t>(divisor, 1)) {
-  if (divisor_ >= kLimit) return;  // div divides plainly
+    if (divisor_ >= kLimit) return;  // div divides plainly
     while ((std::int64_t{1} << shift_) < divisor_) ++shift_;
     const std::uint64_t rest = (std::uint64_t{1} << shift_) - static_cast<std::uint64_t>(divisor_);
     factor_ = static_cast<std::uint32_t>((rest << 32) / static_cast<std::uint64_t>(divisor_) + 1);
@@ -82,7 +82,8 @@ inline Ints dense_strides(const Ints& shape) {
   return strides;
 }
 
-/// Strides with which an operand is read where it is broadcast to `shape`: 0 on axes that it lacks or that are 1.
+/// Strides with which an operand is read where it is broadcast to `shape`: 0 on axes that it lacks or that
+/// are 1.
 inline Ints broadcast_strides(const Ints& own_shape, const Ints& own_strides, const Ints& shape) {
   Ints strides(shape.size(), 0);
   const std::size_t lead = shape.size() - own_shape.size();
@@ -91,9 +92,9 @@ inline Ints broadcast_strides(const Ints& own_shape, const Ints& own_strides, co
   return strides;
 }
 
-/// A walk over `shape` with one stride list an operand. Axes of size 1 go, the rest is sorted so that operand 0 moves
-/// slowest outside (zero strides outermost), and neighbours that are contiguous for all operands become one.
-/// Throws InternalError if more than kMaxAxes remain.
+/// A walk over `shape` with one stride list an operand. Axes of size 1 go, the rest is sorted so that operand
+/// 0 moves slowest outside (zero strides outermost), and neighbours that are contiguous for all operands
+/// become one. Throws InternalError if more than kMaxAxes remain.
 template <int K>
 Walk<K> make_walk(const Ints& shape, const std::vector<Ints>& strides) {
   struct Axis {

@@ -37,13 +37,15 @@ struct Parameter {
 };
 const std::int64_t kSizes[] = {5, 1, 0, 8, 8195};
 
-std::vector<Parameter> parameters(std::vector<Doubles> values, std::vector<Doubles> gradients, DType p, DType g, const Doubles& hyper,
-                                  bool aligned, cudaStream_t stream) {
+std::vector<Parameter> parameters(std::vector<Doubles> values, std::vector<Doubles> gradients, DType p,
+                                  DType g, const Doubles& hyper, bool aligned, cudaStream_t stream) {
   std::vector<Parameter> all;
   for (std::size_t i = 0; i < values.size(); ++i) {
     Parameter one;
     const std::int64_t shift = aligned ? 0 : 1;
-    const auto make = [&](DType dtype, const Doubles& x) { return std::make_unique<Tensor>(dtype, x, shift, stream); };
+    const auto make = [&](DType dtype, const Doubles& x) {
+      return std::make_unique<Tensor>(dtype, x, shift, stream);
+    };
     one.p = values[i];
     one.g = gradients[i];
     one.m = one.v = one.vmax = Doubles(values[i].size(), 0.25);
@@ -86,13 +88,16 @@ void reference_step(Parameter& x, Method method, const Doubles& h, double scale)
       p -= h[0] * (method == Method::sgd ? g : method == Method::nesterov ? g + h[2] * x.m[i] : x.m[i]);
       continue;
     }
-    if (method == Method::adamw) p *= 1 - h[0] * h[5];
-    else g += h[5] * p;
+    if (method == Method::adamw)
+      p *= 1 - h[0] * h[5];
+    else
+      g += h[5] * p;
     x.m[i] = h[2] * x.m[i] + (1 - h[2]) * g;
     x.v[i] = h[3] * x.v[i] + (1 - h[3]) * g * g;
     x.vmax[i] = std::max(x.vmax[i], x.v[i]);
     const double second = method == Method::amsgrad ? x.vmax[i] : x.v[i];
-    p -= h[0] / (1 - std::pow(h[2], h[1])) * x.m[i] / (std::sqrt(second) / std::sqrt(1 - std::pow(h[3], h[1])) + h[4]);
+    p -= h[0] / (1 - std::pow(h[2], h[1])) * x.m[i] /
+         (std::sqrt(second) / std::sqrt(1 - std::pow(h[3], h[1])) + h[4]);
   }
 }
 
@@ -101,11 +106,16 @@ TEST_P(ListKernels, OptimizersFollowPyTorchsFormulas) {
     DType p, g;
     bool aligned;
   };
-  for (Method method : {Method::sgd, Method::momentum, Method::nesterov, Method::adam, Method::adamw, Method::amsgrad}) {
-    for (const Types& types : {Types{DType::f32, DType::f32, true}, {DType::f32, DType::f32, false}, {DType::f32, DType::bf16, true}, {DType::bf16, DType::bf16, true}}) {
+  for (Method method :
+       {Method::sgd, Method::momentum, Method::nesterov, Method::adam, Method::adamw, Method::amsgrad}) {
+    for (const Types& types : {Types{DType::f32, DType::f32, true},
+                               {DType::f32, DType::f32, false},
+                               {DType::f32, DType::bf16, true},
+                               {DType::bf16, DType::bf16, true}}) {
       const bool adam = method >= Method::adam, clipped = types.g == DType::bf16;
       const double step = types.aligned ? 3 : 1;
-      const Doubles hyper = adam ? Doubles{0.01, step, 0.9, 0.99, 1e-6, 0.1} : Doubles{0.01, step, 0.9, 0.3, 0.1};
+      const Doubles hyper =
+          adam ? Doubles{0.01, step, 0.9, 0.99, 1e-6, 0.1} : Doubles{0.01, step, 0.9, 0.3, 0.1};
       std::vector<Doubles> values, gradients;
       for (std::int64_t n : kSizes) {
         if (n > 100 && (method == Method::sgd || types.p == DType::bf16)) continue;

@@ -19,7 +19,9 @@ double relu(double x) { return x < 0 ? 0 : x; }
 const std::map<std::string, double (*)(double)> kUnary = {
     {"Neg", [](double x) { return -x; }},
     {"Abs", [](double x) { return std::abs(x); }},
-    {"Sign", [](double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0; }},
+    {"Sign", [](double x) { return x > 0   ? 1.0
+                                   : x < 0 ? -1.0
+                                           : 0.0; }},
     {"Relu", relu},
     {"Step", [](double x) { return x > 0 ? 1.0 : 0.0; }},
     {"Reciprocal", [](double x) { return 1 / x; }},
@@ -98,7 +100,8 @@ void check_binary(const std::string& op, DType dtype, const Shapes& s, const Dou
                   std::int64_t shift, cudaStream_t stream) {
   const bool predicate = op == "Equal" || op == "Less" || op == "Greater" || op == "And" || op == "Or";
   const DType to = predicate ? DType::boolean : dtype;
-  const Ints sa = broadcast_strides(s.a, dense_strides(s.a), s.y), sb = broadcast_strides(s.b, dense_strides(s.b), s.y);
+  const Ints sa = broadcast_strides(s.a, dense_strides(s.a), s.y),
+             sb = broadcast_strides(s.b, dense_strides(s.b), s.y);
   const auto walk = cuda::make_walk<3>(s.y, {dense_strides(s.y), sa, sb});
   const Tensor left(dtype, a, shift, stream), right(dtype, b, 0, stream), out(to, product(s.y), shift);
   cuda::binary_kernel(op, dtype)(walk, left.get(), right.get(), out.get(), stream);
@@ -119,7 +122,8 @@ TEST_P(MapKernels, BinaryOpsBroadcast) {
       const bool whole = dtype != DType::f32 && dtype != DType::bf16;
       for (const Shapes& s : kShapes) {
         if (op != "Add" && ++turn % 3 != 0) continue;  // every shape with one op, all ops with some shapes
-        Doubles a = random(dtype, product(s.a), op == "Pow" ? 0.2 : -4, 4), b = random(dtype, product(s.b), 0.5, 4);
+        Doubles a = random(dtype, product(s.a), op == "Pow" ? 0.2 : -4, 4),
+                b = random(dtype, product(s.b), 0.5, 4);
         if (whole)
           for (double& x : b) x = dtype == DType::boolean ? x : std::max(1.0, x);
         check_binary(op, dtype, s, a, b, turn % 2, stream_);
@@ -130,7 +134,8 @@ TEST_P(MapKernels, BinaryOpsBroadcast) {
 
 TEST_P(MapKernels, BinaryInPlaceAndWholeDivision) {
   const auto walk = cuda::make_walk<3>({4}, {{1}, {1}, {1}});
-  const Tensor a(DType::i64, {7, -7, 5, -9223372036854775807.0 - 1}, 0, stream_), b(DType::i64, {2, 2, 0, -1}, 0, stream_);
+  const Tensor a(DType::i64, {7, -7, 5, -9223372036854775807.0 - 1}, 0, stream_),
+      b(DType::i64, {2, 2, 0, -1}, 0, stream_);
   cuda::binary_kernel("Div", DType::i64)(walk, a.get(), b.get(), a.get(), stream_);
   EXPECT_EQ(a.read(stream_), (Doubles{3, -3, 0, -9223372036854775807.0 - 1}));
 }
@@ -141,7 +146,8 @@ TEST_P(MapKernels, WalksMergeAndRefuse) {
   const Ints two(9, 2), odd = {1 << 16, 1 << 14, 1 << 12, 1 << 10, 1 << 8, 1 << 6, 1 << 4, 1 << 2, 1};
   EXPECT_THROW((cuda::make_walk<1>(two, {odd})), onnxddp::InternalError);
   for (std::int64_t d : {1, 2, 3, 7, 641, 65536, 2147483647}) {
-    for (std::int64_t n : {std::int64_t{0}, d - 1, d, 2147483647 / d * d, std::int64_t{2147483647}, 4000000000 * d + 1}) {
+    for (std::int64_t n :
+         {std::int64_t{0}, d - 1, d, 2147483647 / d * d, std::int64_t{2147483647}, 4000000000 * d + 1}) {
       std::int64_t quotient = n;
       const std::int64_t rest = cuda::Divider(d).split(quotient);
       EXPECT_EQ(quotient, n / d);
@@ -153,14 +159,14 @@ TEST_P(MapKernels, WalksMergeAndRefuse) {
 TEST_P(MapKernels, WhereOfEveryWidth) {
   for (DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64}) {
     for (const Shapes& s : kShapes) {
-      const Doubles c = random(DType::boolean, product(s.y), -1, 1), a = random(DType::u8, product(s.a), 0, 100),
-                    b = random(DType::u8, product(s.b), 0, 100);
+      const Doubles c = random(DType::boolean, product(s.y), -1, 1),
+                    a = random(DType::u8, product(s.a), 0, 100), b = random(DType::u8, product(s.b), 0, 100);
       const Ints sy = dense_strides(s.y), sa = broadcast_strides(s.a, dense_strides(s.a), s.y),
                  sb = broadcast_strides(s.b, dense_strides(s.b), s.y);
-      const Tensor condition(DType::boolean, c, 0, stream_), left(dtype, a, 0, stream_), right(dtype, b, 1, stream_),
-          out(dtype, product(s.y));
-      cuda::where(cuda::make_walk<4>(s.y, {sy, sy, sa, sb}), condition.as<bool>(), left.get(), right.get(), out.get(),
-                  width_of(dtype), stream_);
+      const Tensor condition(DType::boolean, c, 0, stream_), left(dtype, a, 0, stream_),
+          right(dtype, b, 1, stream_), out(dtype, product(s.y));
+      cuda::where(cuda::make_walk<4>(s.y, {sy, sy, sa, sb}), condition.as<bool>(), left.get(), right.get(),
+                  out.get(), width_of(dtype), stream_);
       Doubles expected;
       each_index(s.y, [&](const Ints& i) {
         expected.push_back(c[offset_of(i, sy)] != 0 ? a[offset_of(i, sa)] : b[offset_of(i, sb)]);
@@ -171,7 +177,8 @@ TEST_P(MapKernels, WhereOfEveryWidth) {
 }
 
 TEST_P(MapKernels, CastsOfEveryPair) {
-  const DType all[] = {DType::f32, DType::bf16, DType::f64, DType::i64, DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean};
+  const DType all[] = {DType::f32, DType::bf16, DType::f64, DType::i64,    DType::i32,
+                       DType::i16, DType::i8,   DType::u8,  DType::boolean};
   for (DType from : all) {
     for (DType to : all) {
       const Doubles x = random(from, from == to ? 1 : 19, 0, 100);
@@ -191,7 +198,8 @@ TEST_P(MapKernels, CastsOfEveryPair) {
     for (double v : x) expected.push_back(rounded(DType::bf16, v));
     EXPECT_EQ(back.read(stream_), expected);
   }
-  const Tensor edge(DType::f32, {NAN, 1e30, -1e30, -1.9, 0.5}, 0, stream_), whole(DType::i32, 5), flags(DType::boolean, 5);
+  const Tensor edge(DType::f32, {NAN, 1e30, -1e30, -1.9, 0.5}, 0, stream_), whole(DType::i32, 5),
+      flags(DType::boolean, 5);
   cuda::cast(edge.get(), DType::f32, whole.get(), DType::i32, 5, stream_);
   cuda::cast(edge.get(), DType::f32, flags.get(), DType::boolean, 5, stream_);
   EXPECT_EQ(whole.read(stream_), (Doubles{0, 2147483647.0, -2147483648.0, -1, 0}));
@@ -199,8 +207,9 @@ TEST_P(MapKernels, CastsOfEveryPair) {
 }
 
 /// Runs a plan over numbered elements and compares with the walk by hand; y starts as zeros.
-void check_copy(const cuda::CopyPlan& plan, DType dtype, std::int64_t x_size, const Ints& size, const Ints& y_strides,
-                const Ints& x_strides, std::int64_t y_size, std::int64_t shift, cudaStream_t stream) {
+void check_copy(const cuda::CopyPlan& plan, DType dtype, std::int64_t x_size, const Ints& size,
+                const Ints& y_strides, const Ints& x_strides, std::int64_t y_size, std::int64_t shift,
+                cudaStream_t stream) {
   Doubles x(static_cast<std::size_t>(x_size)), expected(static_cast<std::size_t>(y_size), 0.0);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i % 120 + 1);
   each_index(size, [&](const Ints& i) {
@@ -219,21 +228,22 @@ TEST_P(MapKernels, TransposeExpandSliceAndConcat) {
     for (std::int64_t shift : {0, 1}) {
       for (const Ints& shape : {Ints{3, 5}, Ints{37, 20}, Ints{0, 4}}) {
         const Ints turned = {shape[1], shape[0]};
-        check_copy(cuda::plan_transpose(shape, {1, 0}, width), dtype, product(shape), turned, dense_strides(turned),
-                   {1, shape[1]}, product(shape), shift, stream_);
+        check_copy(cuda::plan_transpose(shape, {1, 0}, width), dtype, product(shape), turned,
+                   dense_strides(turned), {1, shape[1]}, product(shape), shift, stream_);
       }
-      check_copy(cuda::plan_transpose({2, 3, 4, 5}, {0, 2, 3, 1}, width), dtype, 120, {2, 4, 5, 3}, {60, 15, 3, 1},
-                 {60, 5, 1, 20}, 120, shift, stream_);
-      check_copy(cuda::plan_transpose({2, 3, 16}, {1, 0, 2}, width), dtype, 96, {3, 2, 16}, {32, 16, 1}, {16, 48, 1}, 96,
-                 shift, stream_);  // rows stay whole: 128-bit accesses
-      check_copy(cuda::plan_expand({2, 1, 3}, {2, 4, 3}, width), dtype, 6, {2, 4, 3}, {12, 3, 1}, {3, 0, 1}, 24, shift,
-                 stream_);
+      check_copy(cuda::plan_transpose({2, 3, 4, 5}, {0, 2, 3, 1}, width), dtype, 120, {2, 4, 5, 3},
+                 {60, 15, 3, 1}, {60, 5, 1, 20}, 120, shift, stream_);
+      check_copy(cuda::plan_transpose({2, 3, 16}, {1, 0, 2}, width), dtype, 96, {3, 2, 16}, {32, 16, 1},
+                 {16, 48, 1}, 96, shift, stream_);  // rows stay whole: 128-bit accesses
+      check_copy(cuda::plan_expand({2, 1, 3}, {2, 4, 3}, width), dtype, 6, {2, 4, 3}, {12, 3, 1}, {3, 0, 1},
+                 24, shift, stream_);
       check_copy(cuda::plan_expand({}, {7}, width), dtype, 1, {7}, {1}, {0}, 7, shift, stream_);
-      check_copy(cuda::plan_slice({4, 10}, {3, 9}, {-1, -2}, {2, 5}, width), dtype, 40, {2, 5}, {5, 1}, {-10, -2}, 10, shift,
+      check_copy(cuda::plan_slice({4, 10}, {3, 9}, {-1, -2}, {2, 5}, width), dtype, 40, {2, 5}, {5, 1},
+                 {-10, -2}, 10, shift, stream_);
+      check_copy(cuda::plan_slice({6, 8}, {1, 0}, {2, 1}, {2, 8}, width), dtype, 48, {2, 8}, {8, 1}, {16, 1},
+                 16, shift, stream_);
+      check_copy(cuda::plan_place({2, 3}, {2, 7}, {0, 4}, width), dtype, 6, {2, 3}, {7, 1}, {3, 1}, 14, shift,
                  stream_);
-      check_copy(cuda::plan_slice({6, 8}, {1, 0}, {2, 1}, {2, 8}, width), dtype, 48, {2, 8}, {8, 1}, {16, 1}, 16, shift,
-                 stream_);
-      check_copy(cuda::plan_place({2, 3}, {2, 7}, {0, 4}, width), dtype, 6, {2, 3}, {7, 1}, {3, 1}, 14, shift, stream_);
     }
   }
 }
@@ -275,12 +285,15 @@ TEST_P(MapKernels, GatherOfEveryWidth) {
       for (std::int64_t inner : {1, 3, 16}) {
         const cuda::Table table{2, 4, inner, 5};
         const Doubles x = random(DType::u8, 8 * inner, 0, 100);
-        const Tensor in(dtype, x, inner == 3, stream_), out(dtype, 10 * inner), fault(DType::i64, {-1}, 0, stream_);
-        cuda::gather(table, width_of(dtype), in.get(), indices.get(), wide, out.get(), fault.as<cuda::FaultWord>(), stream_);
+        const Tensor in(dtype, x, inner == 3, stream_), out(dtype, 10 * inner),
+            fault(DType::i64, {-1}, 0, stream_);
+        cuda::gather(table, width_of(dtype), in.get(), indices.get(), wide, out.get(),
+                     fault.as<cuda::FaultWord>(), stream_);
         Doubles expected;
         for (std::int64_t outer = 0; outer < 2; ++outer)
           for (std::int64_t k : {2, 3, 0, 2, 0})
-            for (std::int64_t j = 0; j < inner; ++j) expected.push_back(x[static_cast<std::size_t>((outer * 4 + k) * inner + j)]);
+            for (std::int64_t j = 0; j < inner; ++j)
+              expected.push_back(x[static_cast<std::size_t>((outer * 4 + k) * inner + j)]);
         EXPECT_EQ(out.read(stream_), expected);
         EXPECT_EQ(fault_of(fault, stream_), std::make_pair(std::int64_t{0}, std::int64_t{0}));
       }
@@ -297,7 +310,8 @@ TEST_P(MapKernels, GatherOfEveryWidth) {
 
 TEST_P(MapKernels, GatherGradAddsInOrder) {
   for (DType dtype : kFloats) {
-    for (const cuda::Table& t : {cuda::Table{1, 5, 3, 8}, cuda::Table{2, 300, 2, 40}, cuda::Table{1, 4, 1, 0}, cuda::Table{1, 1, 1, 1}}) {
+    for (const cuda::Table& t : {cuda::Table{1, 5, 3, 8}, cuda::Table{2, 300, 2, 40}, cuda::Table{1, 4, 1, 0},
+                                 cuda::Table{1, 1, 1, 1}}) {
       Doubles indices;
       std::uniform_int_distribution<int> pick(-static_cast<int>(t.size), static_cast<int>(t.size) - 1);
       for (std::int64_t i = 0; i < t.count; ++i) indices.push_back(i % 3 == 0 ? 0 : pick(random_));
@@ -306,21 +320,25 @@ TEST_P(MapKernels, GatherGradAddsInOrder) {
       for (std::int64_t o = 0; o < t.outer; ++o)
         for (std::int64_t i = 0; i < t.count; ++i)
           for (std::int64_t j = 0; j < t.inner; ++j) {
-            const auto raw = static_cast<std::int64_t>(indices[static_cast<std::size_t>(i)]), k = raw < 0 ? raw + t.size : raw;
-            expected[static_cast<std::size_t>((o * t.size + k) * t.inner + j)] += dy[static_cast<std::size_t>((o * t.count + i) * t.inner + j)];
+            const auto raw = static_cast<std::int64_t>(indices[static_cast<std::size_t>(i)]),
+                       k = raw < 0 ? raw + t.size : raw;
+            expected[static_cast<std::size_t>((o * t.size + k) * t.inner + j)] +=
+                dy[static_cast<std::size_t>((o * t.count + i) * t.inner + j)];
           }
       const Tensor where(DType::i32, indices, 1, stream_), from(dtype, dy, 1, stream_),
           to(dtype, t.outer * t.size * t.inner, 1), fault(DType::i64, {-1}, 0, stream_);
       const Scratch scratch(cuda::gather_grad_scratch_bytes(t));
-      cuda::gather_grad(t, dtype, from.get(), where.get(), false, to.get(), scratch.get(), fault.as<cuda::FaultWord>(), stream_);
+      cuda::gather_grad(t, dtype, from.get(), where.get(), false, to.get(), scratch.get(),
+                        fault.as<cuda::FaultWord>(), stream_);
       EXPECT_TRUE(near(dtype, to.read(stream_), expected));
     }
   }
-  const Tensor indices(DType::i64, {1, 9, 1}, 0, stream_), dy(DType::f32, {1, 2, 3}, 0, stream_), dx(DType::f32, 2),
-      fault(DType::i64, {-1}, 0, stream_);
+  const Tensor indices(DType::i64, {1, 9, 1}, 0, stream_), dy(DType::f32, {1, 2, 3}, 0, stream_),
+      dx(DType::f32, 2), fault(DType::i64, {-1}, 0, stream_);
   const cuda::Table table{1, 2, 1, 3};
   const Scratch scratch(cuda::gather_grad_scratch_bytes(table));
-  cuda::gather_grad(table, DType::f32, dy.get(), indices.get(), true, dx.get(), scratch.get(), fault.as<cuda::FaultWord>(), stream_);
+  cuda::gather_grad(table, DType::f32, dy.get(), indices.get(), true, dx.get(), scratch.get(),
+                    fault.as<cuda::FaultWord>(), stream_);
   EXPECT_EQ(dx.read(stream_), (Doubles{0, 4}));
   EXPECT_EQ(fault_of(fault, stream_), std::make_pair(std::int64_t{1}, std::int64_t{9}));
 }
@@ -329,14 +347,17 @@ TEST_P(MapKernels, DropoutHasTheMasksOfTheCpu) {
   struct Case {
     std::int64_t inner, rank, world, n;
   };
-  for (const auto& [inner, rank, world, n] : {Case{0, 1, 2, 23}, {5, 1, 3, 25}, {8, 1, 2, 40}, {7, 0, 1, 21}, {3, 0, 1, 0}}) {
+  for (const auto& [inner, rank, world, n] :
+       {Case{0, 1, 2, 23}, {5, 1, 3, 25}, {8, 1, 2, 40}, {7, 0, 1, 21}, {3, 0, 1, 0}}) {
     for (DType dtype : kFloats) {
       const std::int64_t state[5] = {1234, 17, 2, rank, world};
       const auto bits = onnxddp::DropoutBits::from(state, 99, 0.3, inner);
-      const Tensor device_state(DType::i64, {1234, 17, 2, static_cast<double>(rank), static_cast<double>(world)}, 0, stream_);
+      const Tensor device_state(
+          DType::i64, {1234, 17, 2, static_cast<double>(rank), static_cast<double>(world)}, 0, stream_);
       const Doubles x = random(dtype, n);
       const Tensor in(dtype, x, 1, stream_), out(dtype, n, 1), mask(DType::boolean, n, 1);
-      cuda::dropout(dtype, in.get(), device_state.as<std::int64_t>(), 99, 0.3, inner, out.get(), mask.as<bool>(), n, stream_);
+      cuda::dropout(dtype, in.get(), device_state.as<std::int64_t>(), 99, 0.3, inner, out.get(),
+                    mask.as<bool>(), n, stream_);
       Doubles kept, expected;
       for (std::int64_t i = 0; i < n; ++i) {
         kept.push_back(bits.keep(i) ? 1.0 : 0.0);
@@ -345,7 +366,8 @@ TEST_P(MapKernels, DropoutHasTheMasksOfTheCpu) {
       }
       EXPECT_EQ(mask.read(stream_), kept);
       EXPECT_EQ(out.read(stream_), expected);
-      cuda::dropout(dtype, in.get(), device_state.as<std::int64_t>(), 99, 0.3, inner, in.get(), nullptr, n, stream_);
+      cuda::dropout(dtype, in.get(), device_state.as<std::int64_t>(), 99, 0.3, inner, in.get(), nullptr, n,
+                    stream_);
       EXPECT_EQ(in.read(stream_), expected);
     }
   }

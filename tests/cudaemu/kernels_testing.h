@@ -1,5 +1,5 @@
-// What the kernel tests share: device tensors of any dtype at any alignment, random numbers, and comparison with a
-// reference in double.
+// What the kernel tests share: device tensors of any dtype at any alignment, random numbers, and comparison
+// with a reference in double.
 #pragma once
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>
@@ -25,12 +25,16 @@ inline constexpr DType kFloats[] = {DType::f32, DType::bf16};
 inline std::size_t width_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
-    case DType::i16: return 2;
-    default: return 1;
+    case DType::i16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -38,15 +42,24 @@ inline std::size_t width_of(DType dtype) {
 template <class F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(float());
-    case DType::f64: return f(double());
-    case DType::bf16: return f(__nv_bfloat16());
-    case DType::i64: return f(std::int64_t());
-    case DType::i32: return f(std::int32_t());
-    case DType::i16: return f(std::int16_t());
-    case DType::i8: return f(std::int8_t());
-    case DType::u8: return f(std::uint8_t());
-    default: return f(bool());
+    case DType::f32:
+      return f(float());
+    case DType::f64:
+      return f(double());
+    case DType::bf16:
+      return f(__nv_bfloat16());
+    case DType::i64:
+      return f(std::int64_t());
+    case DType::i32:
+      return f(std::int32_t());
+    case DType::i16:
+      return f(std::int16_t());
+    case DType::i8:
+      return f(std::int8_t());
+    case DType::u8:
+      return f(std::uint8_t());
+    default:
+      return f(bool());
   }
 }
 template <class T>
@@ -64,11 +77,15 @@ double from_storage(T x) {
     return static_cast<double>(x);
 }
 
-/// A device tensor whose first element lies `shift` elements behind an aligned address. Values are doubles on the host.
+/// A device tensor whose first element lies `shift` elements behind an aligned address. Values are doubles on
+/// the host.
 class Tensor {
  public:
   Tensor(DType dtype, std::int64_t n, std::int64_t shift = 0)
-      : dtype_(dtype), n_(n), shift_(shift), buffer_((n + shift + (n == 0)) * static_cast<std::int64_t>(width_of(dtype))) {}
+      : dtype_(dtype),
+        n_(n),
+        shift_(shift),
+        buffer_((n + shift + (n == 0)) * static_cast<std::int64_t>(width_of(dtype))) {}
   Tensor(DType dtype, const Doubles& values, std::int64_t shift, cudaStream_t stream)
       : Tensor(dtype, static_cast<std::int64_t>(values.size()), shift) {
     set(values, stream);
@@ -78,7 +95,9 @@ class Tensor {
       using T = decltype(element);
       std::unique_ptr<T[]> stored(new T[values.size() + 1]);
       for (std::size_t i = 0; i < values.size(); ++i) stored[i] = to_storage<T>(values[i]);
-      EXPECT_EQ(cudaMemcpyAsync(get(), stored.get(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream), cudaSuccess);
+      EXPECT_EQ(
+          cudaMemcpyAsync(get(), stored.get(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream),
+          cudaSuccess);
     });
   }
   void* get() const { return buffer_.get() + shift_ * static_cast<std::int64_t>(width_of(dtype_)); }
@@ -91,7 +110,8 @@ class Tensor {
     with_type(dtype_, [&](auto element) {
       using T = decltype(element);
       std::unique_ptr<T[]> stored(new T[out.size() + 1]);
-      EXPECT_EQ(cudaMemcpyAsync(stored.get(), get(), out.size() * sizeof(T), cudaMemcpyDeviceToHost, stream), cudaSuccess);
+      EXPECT_EQ(cudaMemcpyAsync(stored.get(), get(), out.size() * sizeof(T), cudaMemcpyDeviceToHost, stream),
+                cudaSuccess);
       EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       for (std::size_t i = 0; i < out.size(); ++i) out[i] = from_storage(stored[i]);
     });
@@ -121,7 +141,8 @@ class KernelTest : public ConformanceTest {
   Doubles random(DType dtype, std::int64_t n, double low = -2, double high = 2) {
     std::uniform_real_distribution<double> uniform(low, high);
     Doubles out(static_cast<std::size_t>(n));
-    for (double& x : out) x = dtype == DType::boolean ? uniform(random_) > (low + high) / 2 : rounded(dtype, uniform(random_));
+    for (double& x : out)
+      x = dtype == DType::boolean ? uniform(random_) > (low + high) / 2 : rounded(dtype, uniform(random_));
     return out;
   }
   static double rounded(DType dtype, double x) {
@@ -134,15 +155,19 @@ class KernelTest : public ConformanceTest {
 
 inline double tolerance_of(DType dtype) { return dtype == DType::bf16 ? 1.0 / 128 : 2e-5; }
 
-/// Equal within the dtype's tolerance (times `factor`), relative above 1, absolute below; NaN equals NaN, infinities themselves.
-inline ::testing::AssertionResult near(DType dtype, const Doubles& actual, const Doubles& expected, double factor = 1) {
-  if (actual.size() != expected.size()) return ::testing::AssertionFailure() << "sizes " << actual.size() << ", " << expected.size();
+/// Equal within the dtype's tolerance (times `factor`), relative above 1, absolute below; NaN equals NaN,
+/// infinities themselves.
+inline ::testing::AssertionResult near(DType dtype, const Doubles& actual, const Doubles& expected,
+                                       double factor = 1) {
+  if (actual.size() != expected.size())
+    return ::testing::AssertionFailure() << "sizes " << actual.size() << ", " << expected.size();
   const double tolerance = tolerance_of(dtype) * factor;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const double a = actual[i], e = expected[i];
     if ((std::isnan(a) && std::isnan(e)) || a == e) continue;
     if (!(std::abs(a - e) <= tolerance * std::max(1.0, std::abs(e))))
-      return ::testing::AssertionFailure() << "element " << i << " of " << actual.size() << ": " << a << " instead of " << e;
+      return ::testing::AssertionFailure()
+             << "element " << i << " of " << actual.size() << ": " << a << " instead of " << e;
   }
   return ::testing::AssertionSuccess();
 }
