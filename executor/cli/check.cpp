@@ -98,14 +98,12 @@ class Check {
         add_warning(cat(role.name, " will not change: the loss does not depend on it (--freeze '", role.name,
                         "' says that this is meant)"));
       }
-      const Dim count = numel(role.type.shape);
-      if (count.is_constant() && role.role != Role::input && role.role != Role::output &&
-          role.role != Role::constant) {
-        found_.values += count.value();
-        if (role.role == Role::parameter && !unused) found_.trained += count.value();
-      }
       found_.rows.push_back(std::move(row));
     }
+    const ValueCounts counts =
+        count_values(*model_, programs_ ? programs_->unused : std::vector<std::string>());
+    found_.trained = counts.trained;
+    found_.values = counts.all;
   }
 
   void conclude() {
@@ -151,7 +149,34 @@ void print_table(const std::vector<Row>& rows) {
   for (const Row& row : rows) line(row);
 }
 
-void print_text(const Findings& found, const Options& options) {
+std::string shell_quoted(const std::string& word) {
+  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+@%-";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+/// The command that trains what was checked: with every option that was given.
+std::string train_command(const CommandLine& line, bool has_data) {
+  const std::string& model = line.options.model;
+  std::string out = "onnx-ddp train " + shell_quoted(model.starts_with('-') ? "./" + model : model);
+  for (const std::string& flag : as_flags(line.options, kTrain)) {
+    const std::size_t equals = flag.find('=');
+    const OptionDef& def = *find_option(flag.substr(2, equals - 2));
+    if (line.given.count(def.name) == 0) continue;
+    const std::string value = flag.substr(equals + 1);
+    if (is_switch(def) && value == "true")
+      out += " --" + def.name;
+    else if (is_switch(def) || value.starts_with('-'))
+      out += " " + shell_quoted(flag);
+    else
+      out += " --" + def.name + " " + shell_quoted(value);
+  }
+  return out + (has_data ? "" : " --data FILE.npz");
+}
+
+void print_text(const Findings& found, const CommandLine& command) {
   if (!found.model.empty()) std::printf("model    %s\n", found.model.c_str());
   if (!found.data.empty()) std::printf("data     %s\n", found.data.c_str());
   if (!found.loss.empty()) std::printf("loss     %s\n", found.loss.c_str());
@@ -170,8 +195,7 @@ void print_text(const Findings& found, const Options& options) {
                 found.problems.size() == 1 ? "problem" : "problems");
     return;
   }
-  std::printf("ok: trainable\nnext     onnx-ddp train %s%s\n", options.model.c_str(),
-              found.data.empty() ? " --data FILE.npz" : "");
+  std::printf("ok: trainable\nnext     %s\n", train_command(command, !found.data.empty()).c_str());
 }
 
 void print_json(const Findings& found, const Options& options) {
@@ -199,7 +223,7 @@ int run_check(CommandLine& line) {
   if (line.options.json)
     print_json(found, line.options);
   else
-    print_text(found, line.options);
+    print_text(found, line);
   std::fflush(stdout);
   return found.problems.empty() ? kExitDone : kExitUserError;
 }

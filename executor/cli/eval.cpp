@@ -12,6 +12,10 @@ namespace onnxddp {
 int run_eval(CommandLine& line) {
   const Options options = resolve_run(line, {"loss", "target", "loss-input", "input", "dim"});
   return run_in_ranks(line, options, [&](RankGroup& ranks) {
+    if (ranks.rank() == 0 && !options.quiet) {
+      say("model    " + options.model);
+      for (const std::string& file : options.data) say("data     " + file);
+    }
     const EvalSetup setup = prepare_evaluation(options);
     if (ranks.rank() == 0 && !options.quiet)
       for (const std::string& note : setup.notes) say("note     " + note);

@@ -47,6 +47,12 @@ Options resolve_run(const CommandLine& line, const std::vector<std::string>& key
     apply_config(run, read_file(folder / "run.toml"), (folder / "run.toml").string(), kTrain, nullptr);
   for (const std::string& key : keys)
     std::visit([&](auto member) { base.*member = run.*member; }, find_option(key)->field);
+  const bool reads_data = (line.command->bit & find_option("data")->commands) != 0;
+  if (line.command->bit == kEval) base.data = run.eval_data.empty() ? run.data : run.eval_data;
+  if (reads_data && line.given.count("data") == 0 && base.data.empty())
+    throw usage_error(cat("no data: --data is not given",
+                          line.command->bit == kEval ? cat(", and '", folder.string(), "' names none") : ""))
+        .hint("--data FILE.npz");
   Options merged = line.over(base);
   merged.model = model_of(folder).string();
   return merged;

@@ -22,7 +22,8 @@ Process& process();
 void say(const std::string& line);
 
 /// The options over those of the RUN that the operand stands for, with the operand replaced by its model
-/// file. `keys`: which of the run's options count.
+/// file. `keys`: which of the run's options count; eval also takes the
+/// data that the run evaluated on, else its training data.
 Options resolve_run(const CommandLine& line, const std::vector<std::string>& keys);
 
 /// With more than one rank asked for, and not a rank itself: becomes the launcher of ranks that get exactly

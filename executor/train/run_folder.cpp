@@ -168,16 +168,16 @@ RunFolder::RunFolder(const Options& options) {
 
 std::optional<Checkpoint> RunFolder::resume(const Options& options, std::vector<std::string>& said) const {
   if (options.resume.empty()) return std::nullopt;
-  if (is_checkpoint(options.resume)) {
-    Checkpoint given = read_checkpoint(real_file_system(), options.resume);
-    remove_newer(path_, given.step, said);
-    return given;
-  }
+  if (is_checkpoint(options.resume)) return read_checkpoint(real_file_system(), options.resume);
   std::vector<std::string> skipped;
   std::optional<Checkpoint> found = newest_checkpoint(real_file_system(), path_, &skipped);
   for (const std::string& name : skipped) said.push_back("skipped a damaged checkpoint: " + name);
   if (!found) said.push_back(cat(path_.string(), " holds no whole checkpoint: starting from the beginning"));
   return found;
+}
+
+void RunFolder::drop_newer(const Options& options, std::int64_t step, std::vector<std::string>& said) const {
+  if (is_checkpoint(options.resume)) remove_newer(path_, step, said);
 }
 
 std::map<std::string, HostTensor> model_values(const Session& session, const ImportedModel& model) {

@@ -50,9 +50,12 @@ class RunFolder {
   explicit RunFolder(const Options& options);
   const std::filesystem::path& path() const { return path_; }
 
-  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one, whose
-  /// successors in this run then go; nothing: start from the beginning. `said`: lines for the user.
+  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one; nothing:
+  /// start from the beginning. `said`: lines for the user.
   std::optional<Checkpoint> resume(const Options& options, std::vector<std::string>& said) const;
+
+  /// Going on from a checkpoint that options.resume names by itself: its successors in this run go.
+  void drop_newer(const Options& options, std::int64_t step, std::vector<std::string>& said) const;
 
   /// A checkpoint, and last.onnx. `facts` go into state.onnx beside the position.
   void save(const Session& session, const ImportedModel& model, const Position& position,

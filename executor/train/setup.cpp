@@ -144,6 +144,29 @@ void settle_length(TrainSetup& setup) {
       setup.options.steps ? *setup.options.steps : *setup.options.epochs * setup.steps_per_epoch;
 }
 
+/// The loss as --loss takes it.
+std::string loss_text(const ProgramOptions& program) {
+  std::string text = program.loss;
+  for (const auto& [key, value] : program.loss_options)
+    text += cat(text.find(':') == std::string::npos ? ":" : ",", key, "=", value);
+  return text;
+}
+
+/// The choices that data and model made, as options. A target's name only where all data has it: with the
+/// same options the run can be made again.
+void settle_options(TrainSetup& setup, const std::vector<std::filesystem::path>& files, const Target& target) {
+  Options& o = setup.options;
+  o.data.clear();
+  for (const std::filesystem::path& file : files) o.data.push_back(file.string());
+  o.loss = loss_text(setup.program_options);
+  if (!target.column) return;
+  const std::string& name = setup.data->data().arrays()[target.column->array].name;
+  const auto named = [&](const ArrayInfo& info) { return info.name == name; };
+  if (!setup.eval_data || std::any_of(setup.eval_data->data().arrays().begin(),
+                                      setup.eval_data->data().arrays().end(), named))
+    o.target = name;
+}
+
 void open_training_data(TrainSetup& setup, const std::string& where, std::shared_ptr<const Dataset> data,
                         const Target& target) {
   const std::vector<Column> columns = all_columns(target, setup.program_options);
@@ -163,9 +186,7 @@ void open_training_data(TrainSetup& setup, const std::string& where, std::shared
   ProgramOptions same = setup.program_options;
   std::vector<std::string> unsaid;
   Options options = setup.options;
-  options.loss = setup.program_options.loss;  // with its options, below
-  for (const auto& [key, value] : same.loss_options)
-    options.loss += cat(options.loss.find(':') == std::string::npos ? ":" : ",", key, "=", value);
+  options.loss = loss_text(same);
   const Target eval_target = settle_target(setup.model, *eval, options, file_list(files), same, unsaid);
   if (same.target_type != setup.program_options.target_type)
     throw Error("the evaluation data's target differs from the training data's")
@@ -221,6 +242,21 @@ std::optional<std::int64_t> fixed_batch(const ImportedModel& model) {
     return shape[0].value();
   }
   return std::nullopt;
+}
+
+ValueCounts count_values(const ImportedModel& model, const std::vector<std::string>& unused) {
+  ValueCounts out;
+  for (const TensorRole& role : model.roles) {
+    const bool parameter = role.role == Role::parameter;
+    const Dim count = numel(role.type.shape);
+    if (!(parameter || role.role == Role::buffer || role.role == Role::frozen) || !is_float(role.type.dtype) ||
+        !count.is_constant())
+      continue;
+    out.all += count.value();
+    if (parameter && std::find(unused.begin(), unused.end(), role.name) == unused.end())
+      out.trained += count.value();
+  }
+  return out;
 }
 
 Target settle_target(const ImportedModel& model, const Dataset& data, const Options& options,
@@ -307,6 +343,7 @@ TrainSetup prepare_training(const Options& options, int rank, int ranks) {
   setup.programs = build_programs(setup.model, setup.eval_model, setup.program_options);
   for (const std::string& note : setup.programs.loss.notes) setup.notes.push_back(note);
   open_training_data(setup, where, data, target);
+  settle_options(setup, files, target);
   if (!setup.options.lr) setup.options.lr = default_lr(setup.program_options.optimizer);
   SamplerOptions sampler = sampler_options(setup.options, setup.data->size(), rank, ranks, 1);
   sampler.drop_short_batch = false;

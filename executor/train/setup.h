@@ -20,6 +20,13 @@ ProgramOptions program_options(const Options& options, int ranks);
 /// Whether the first dimension of inputs is the batch's symbol; the fixed number if not.
 std::optional<std::int64_t> fixed_batch(const ImportedModel& model);
 
+/// Elements of the model's weights (parameters, buffers, frozen tensors; no integers, no constants), and those
+/// that train: parameters but for `unused`.
+struct ValueCounts {
+  std::int64_t trained = 0, all = 0;
+};
+ValueCounts count_values(const ImportedModel& model, const std::vector<std::string>& unused);
+
 /// Matches data and model and settles loss and target: fills those fields of `program` and adds to `notes`
 /// and `warnings`.
 struct Target {
@@ -36,7 +43,7 @@ void assume_target(const ImportedModel& model, const Options& options, ProgramOp
 
 /// A training run, ready but for devices and ranks.
 struct TrainSetup {
-  Options options;  // effective: lr, batch size, epochs or steps are set
+  Options options;  // effective: data, target, loss, lr, batch size, epochs or steps are set
   ImportedModel model, eval_model;
   ProgramOptions program_options;
   Programs programs;

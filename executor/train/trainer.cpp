@@ -94,6 +94,7 @@ class TrainingRun {
   bool resume();
   void share_position();
   void start_reports();
+  void report_finished();
   std::vector<std::string> banner();
   void loop();
   void optimizer_step(BatchStream& stream, std::int64_t batches);
@@ -103,6 +104,7 @@ class TrainingRun {
   void run_evaluation();
   void save();
   void finish(bool completed, const std::string& reason);
+  void finish_failed(const std::string& reason) noexcept;
   std::int64_t epochs() const;
   bool done() const { return stop_ != StopRequest::none || position_.step >= setup_.total_steps; }
 
@@ -140,7 +142,10 @@ void TrainingRun::open() {
   });
   o_.out = out;
   Communicator& communicator = ranks_.communicator();
-  device_ = make_device(o_.device, thread_count(o_, ranks_.size()));
+  o_.threads = thread_count(o_, ranks_.size());
+  device_ = make_device(o_.device, static_cast<int>(*o_.threads));
+  o_.device = device_->kind();
+  o_.nproc_per_node = cat(ranks_.size());
   check_ranks_agree(setup_, communicator, context_.semantic(o_));
   session_ = std::make_unique<Session>(*device_, communicator);
   stepper_ = std::make_unique<Stepper>(setup_, *session_, communicator);
@@ -156,6 +161,10 @@ bool TrainingRun::resume() {
     if (!checkpoint) return "";
     const TensorFile states = read_states(*checkpoint);
     check_facts(resume_facts(setup_, ranks_.size()), states.metadata);
+    if (checkpoint->step >= setup_.total_steps)
+      return nlohmann::json(states.metadata).dump();  // finished: nothing changes
+    folder_->drop_newer(o_, checkpoint->step, said_);
+    for (const std::string& line : context_.changes()) said_.push_back(line);
     restore(*session_, states, checkpoint->step);
     return nlohmann::json(states.metadata).dump();
   });
@@ -176,13 +185,7 @@ bool TrainingRun::resume() {
 
 std::vector<std::string> TrainingRun::banner() {
   const std::int64_t batch = *o_.batch_size;
-  std::int64_t trained = 0, all = 0;
-  for (const auto& [name, value] : setup_.model.values) {
-    all += value.numel();
-    if (std::find(setup_.programs.trained.begin(), setup_.programs.trained.end(), name) !=
-        setup_.programs.trained.end())
-      trained += value.numel();
-  }
+  const auto [trained, all] = count_values(setup_.model, setup_.programs.unused);
   DimBindings dims = setup_.dims;
   if (!fixed_batch(setup_.model)) dims[setup_.model.batch_symbol] = batch;
   const Plan& plan = session_->plan("step", dims);
@@ -372,15 +375,39 @@ void TrainingRun::finish(bool completed, const std::string& reason) {
   folder_->write("summary.json", summary.dump(2) + "\n");
 }
 
+/// The run to resume has all its steps: says so and changes nothing, but for a model that it did not come to
+/// write.
+void TrainingRun::report_finished() {
+  if (!first_) return;
+  std::error_code error;
+  if (!std::filesystem::exists(folder_->path() / "model.onnx", error)) folder_->finish();
+  if (o_.quiet) return;
+  for (const std::string& line : said_) std::fprintf(stderr, "resume   %s\n", line.c_str());
+}
+
+/// The summary of a run that an error ends; the error matters more than a disk that is full besides.
+void TrainingRun::finish_failed(const std::string& reason) noexcept {
+  try {
+    finish(false, reason);
+  } catch (const std::exception&) {
+  }
+}
+
 int TrainingRun::run() {
   open();
-  const bool more = resume();
-  start_reports();
-  if (!more) {
-    if (first_) folder_->finish();
+  if (!resume()) {
+    report_finished();
     return kExitDone;
   }
-  loop();
+  start_reports();
+  try {
+    loop();
+  } catch (const Error& error) {
+    finish_failed(error.exit_code() == kExitDiverged ? "diverged"
+                  : error.exit_code() == kExitPeer   ? "a peer failed"
+                                                     : "failed");
+    throw;
+  }
   save();
   const bool completed = position_.step >= setup_.total_steps;
   finish(completed, completed ? "done" : stop_ == StopRequest::interrupt ? "interrupted" : "asked to stop");

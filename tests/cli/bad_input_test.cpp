@@ -199,6 +199,9 @@ TEST_F(BadInput, DivergenceStopsTheRun) {
   expect_error(outcome, 4, "diverged");
   EXPECT_NE(outcome.err.find("at step "), std::string::npos);
   EXPECT_FALSE(fs::exists(here / "r" / "model.onnx"));
+  const std::string summary = read_text(here / "r" / "summary.json");
+  EXPECT_NE(summary.find("\"completed\": false"), std::string::npos) << summary;
+  EXPECT_NE(summary.find("\"reason\": \"diverged\""), std::string::npos) << summary;
   const Outcome ignored = run({"train", model_file("toy.onnx"), "--out", "s", "--optimizer", "sgd", "--lr",
                                "1e30", "--steps", "50", "--on-nan", "ignore", "--quiet"},
                               {.folder = here.path()});

@@ -66,6 +66,68 @@ TEST(Commands, RunTomlCanBeGivenBack) {
   EXPECT_EQ(metric(folder / "a", "step", "loss"), metric(folder / "b", "step", "loss"));
 }
 
+TEST(Commands, RunTomlHoldsEveryEffectiveValue) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  ASSERT_EQ(run({"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--steps", "2",
+                 "--out", "a", "--quiet"},
+                here)
+                .code,
+            0);
+  const std::string toml = read_text(folder / "a" / "run.toml");
+  for (const char* line : {"target = \"y\"\n", "loss = \"cross_entropy\"\n", "device = \"cpu\"\n",
+                           "\nthreads = ", "lr = 0.001\n", "batch-size = 32\n", "nproc-per-node = \"1\"\n"})
+    EXPECT_THAT(toml, HasSubstr(line));
+  ASSERT_EQ(run({"train", model_file("digits_mlp.onnx"), "--config", "a/run.toml", "--out", "b"}, here).code,
+            0);
+  std::string again = read_text(folder / "b" / "run.toml");
+  again.replace(again.find("out = \"b\""), 9, "out = \"a\"");
+  EXPECT_EQ(again.substr(0, again.find("quiet")), toml.substr(0, toml.find("quiet")));
+}
+
+TEST(Commands, EvaluatesARunOnItsOwnData) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  std::vector<std::string> train = {
+      "train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--steps", "2", "--quiet"};
+  train.insert(train.end(), {"--out", "a"});
+  ASSERT_EQ(run(train, here).code, 0);
+  train.back() = "b";
+  train.insert(train.end(), {"--eval-data", model_file("digits_test.npz")});
+  ASSERT_EQ(run(train, here).code, 0);
+  const Outcome a = run({"eval", "a"}, here), b = run({"eval", "b"}, here);
+  EXPECT_THAT(a.err, HasSubstr("model    a/last.onnx\ndata     " + model_file("digits.npz") + "\n"));
+  EXPECT_THAT(b.err, HasSubstr("model    b/best.onnx\ndata     " + model_file("digits_test.npz") + "\n"));
+  EXPECT_THAT(b.out, HasSubstr("samples: 360\n"));
+  expect_error(run({"predict", "a", "-o", "p.npz"}, here), 2, "--data");
+  std::filesystem::remove(folder / "a" / "run.toml");
+  const Outcome none = run({"eval", "a"}, here);
+  expect_error(none, 2, "'a' names none");
+  EXPECT_THAT(none.err, Not(HasSubstr("last.npz")));
+}
+
+TEST(Commands, CheckRepeatsTheOptionsForTrain) {
+  const std::string model = model_file("digits_mlp.onnx"), data = model_file("digits.npz");
+  const Outcome outcome = run({"check", model, "--freeze", "fc1.*|it's", "--data", data, "--sync-bn"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_THAT(outcome.out, HasSubstr("next     onnx-ddp train " + model + " --data " + data +
+                                     " --freeze 'fc1.*|it'\\''s' --sync-bn\n"));
+}
+
+TEST(Commands, CheckAndTrainCountTheSameValues) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  write_model(folder / "m.onnx", R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[N, 4] x) => (float[N, 2] p)
+      <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] s = {-1, 2}> {
+        h = MatMul(x, w)
+        p = Reshape(h, s)
+      })");
+  write_npz(folder / "m.npz", {{"x", HostTensor(DType::f32, {3, 4})}, {"y", HostTensor(DType::f32, {3, 2})}});
+  EXPECT_THAT(run({"check", "m.onnx"}, here).out, HasSubstr("8 of 8 values"));
+  EXPECT_THAT(run({"train", "m.onnx", "--loss", "mse", "--steps", "1"}, here).err, HasSubstr("8 of 8 values"));
+}
+
 TEST(Commands, TrainsAndEvaluatesTheDigits) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};

@@ -80,6 +80,41 @@ TEST(Resume, SaysThatARunIsFinished) {
   EXPECT_EQ(metric(folder / "runs" / "toy-1", "step", "step").size(), 12U);
 }
 
+TEST(Resume, ChangesNothingOfAFinishedRun) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  ASSERT_EQ(run({"train", model_file("toy.onnx"), "--out", "r", "--quiet"}, here).code, 0);
+  const auto content = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(folder / "r"))
+      if (entry.is_regular_file()) files[entry.path().string()] = read_text(entry.path());
+    return files;
+  };
+  const auto before = content();
+  const Outcome again =
+      run({"train", model_file("toy.onnx"), "--out", "r", "--resume", "auto", "--lr", "0.5"}, here);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("finished"));
+  EXPECT_THAT(again.err, ::testing::Not(HasSubstr("0.5")));
+  EXPECT_EQ(before, content());
+  const Outcome more = run(
+      {"train", model_file("toy.onnx"), "--out", "r", "--resume", "auto", "--lr", "0.5", "--epochs", "12"},
+      here);
+  EXPECT_THAT(more.err, HasSubstr("lr was 0.001, now 0.5"));
+  EXPECT_THAT(read_text(folder / "r" / "run.toml"), HasSubstr("lr = 0.5\n"));
+}
+
+TEST(Resume, RefusesAnotherModel) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  const std::string toy = model_file("toy.onnx"), digits_mlp = model_file("digits_mlp.onnx");
+  ASSERT_EQ(run({"train", toy, "--out", "r", "--quiet"}, here).code, 0);
+  expect_error(run({"train", digits_mlp, "--resume", "r", "--lr", "0.5"}, here), 2,
+               "'r' was trained from '" + toy + "', not '" + digits_mlp + "'");
+  fs::copy_file(toy, folder / "copy.onnx");
+  EXPECT_EQ(run({"train", "copy.onnx", "--resume", "r", "--quiet"}, here).code, 0);
+}
+
 TEST(Resume, StartsWhereThereIsNothing) {
   Folder folder;
   const Outcome outcome =
@@ -126,6 +161,7 @@ TEST(Resume, RefusesAnotherRun) {
   const Outcome ranks = run(digits("r", {"--resume", "auto", "--steps", "9", "--nproc-per-node", "2"}), here);
   EXPECT_EQ(ranks.code, 2) << ranks.err;
   EXPECT_THAT(ranks.err, HasSubstr("nproc-per-node"));
+  EXPECT_THAT(ranks.err, ::testing::Not(HasSubstr("nproc-per-node was")));
 }
 
 void stop_by(int signal, int code, const std::string& ranks) {
