@@ -122,14 +122,10 @@ class Check {
       if (!free_symbols(bound).empty()) return;
       StateLayout layout;
       const Plan plan = make_plan(bound, *make_cpu_device(1), layout);
-      char text[160];
-      const auto mib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-      std::snprintf(text, sizeof text,
-                    "per rank at batch %lld: weights and state %.1f MiB, activations %.1f MiB, gradients "
-                    "%.1f MiB, data %.1f MiB; %d collectives a step",
-                    static_cast<long long>(batch), mib(plan.state_bytes), mib(plan.arena_bytes),
-                    mib(plan.grads_bytes), mib(plan.feeds_bytes), plan.collectives);
-      found_.memory = text;
+      const auto kib = [](std::size_t bytes) { return cat((bytes + 1023) / 1024, " KiB"); };
+      found_.memory = cat("per rank at batch ", batch, ": weights and state ", kib(plan.state_bytes), ", activations ",
+                          kib(plan.arena_bytes), ", gradients ", kib(plan.grads_bytes), ", data ", kib(plan.feeds_bytes),
+                          "; ", plan.collectives, " collectives a step");
     });
   }
 

@@ -41,6 +41,7 @@ int run_ops(CommandLine&) {
     std::printf("%-24s %-16s %-10s %s\n", op->name.c_str(), since.c_str(), gradient_text(*op),
                 devices_text(*op).c_str());
   }
+  std::printf("\nONNX functions (such as Softplus or HardSwish) and a model's own are inlined where their bodies use these ops.\n");
   return kExitDone;
 }
 

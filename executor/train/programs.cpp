@@ -95,7 +95,8 @@ Programs build_programs(const ImportedModel& model, const ImportedModel& eval_mo
   }
   if (out.trained.empty())
     throw Error("no parameter of the model is on a path to the loss, so there is nothing to train")
-        .hint("`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters");
+        .hint("`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters, --freeze REGEX takes "
+              "them away (whole names: 'conv.*')");
   if (options.accumulate > 1) out.micro = micro_graph(model, options);
   out.evaluate = inference_graph(eval_model);
   attach_loss(out.evaluate, options.loss, options.loss_options, options.loss_input, options.target_name,

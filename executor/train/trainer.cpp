@@ -57,10 +57,23 @@ std::string count_text(std::int64_t count) {
   return text;
 }
 
+/// "72.6 KiB", "10.1 MiB".
 std::string bytes_text(std::size_t bytes) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  const bool small = bytes < (std::size_t{1} << 20);
+  std::snprintf(text, sizeof text, small ? "%.1f KiB" : "%.1f MiB",
+                static_cast<double>(bytes) / (small ? 1 << 10 : 1 << 20));
   return text;
+}
+
+/// The schedule as given, with the unit that it counts in.
+std::string schedule_text(const ScheduleSpec& schedule) {
+  if (schedule.name == "constant") return schedule.name;
+  std::string out = schedule.name;
+  for (const auto& [key, value] : schedule.options)
+    if (key != "unit") out += cat(" ", key, "=", value);
+  const auto unit = schedule.options.find("unit");
+  return cat(out, " (counted in ", unit != schedule.options.end() && unit->second == "epoch" ? "epochs" : "optimizer steps", ")");
 }
 
 /// One run on this rank.
@@ -176,14 +189,15 @@ std::vector<std::string> TrainingRun::banner() {
   std::vector<std::string> lines;
   lines.push_back(cat("onnx-ddp ", context_.version, "  ", o_.model, " -> ", o_.out));
   lines.push_back("data     " + setup_.data_text);
-  lines.push_back(cat("batch    ", ranks_.size(), ranks_.size() == 1 ? " rank x " : " ranks x ", batch, " x ",
-                      o_.accumulate, " accumulated = ", batch * ranks_.size() * o_.accumulate, "; ",
-                      setup_.steps_per_epoch, " steps an epoch, ", setup_.total_steps, " in all"));
+  lines.push_back(cat("batch    ", ranks_.size(), ranks_.size() == 1 ? " rank x " : " ranks x ", batch,
+                      o_.accumulate > 1 ? cat(" x ", o_.accumulate, " accumulated") : "", " = ",
+                      batch * ranks_.size() * o_.accumulate, "; ", setup_.steps_per_epoch, " steps an epoch, ",
+                      setup_.total_steps, " in all"));
   lines.push_back(cat("train    ", count_text(trained), " of ", count_text(all), " values; ",
                       setup_.program_options.loss, "; ", o_.optimizer, ", lr ", number_str(*o_.lr), " ",
-                      o_.schedule, ", warm-up ", o_.warmup_steps, ", seed ", o_.seed));
-  lines.push_back(cat("device   ", device_->name(), ", ", ranks_.size(),
-                      ranks_.size() == 1 ? " rank" : " ranks", ", ", o_.precision));
+                      schedule_text(schedule_),
+                      o_.warmup_steps > 0 ? cat(", warm-up ", o_.warmup_steps, " steps") : "", ", seed ", o_.seed));
+  lines.push_back(cat("device   ", device_->name(), ranks_.size() == 1 ? "" : " a rank", ", ", o_.precision));
   lines.push_back(cat("plan     ", plan.steps.size(), " steps, ", plan.collectives,
                       plan.collectives == 1 ? " collective, " : " collectives, ",
                       bytes_text(session_->memory_bytes()), " a rank"));

@@ -30,8 +30,9 @@ struct LossContext {
   Expr add_target() { return target = {builder, graph.add_input(target_name, target_type)}; }
   template <class... Ts>
   [[noreturn]] void mismatch(const Ts&... parts) const {
-    throw Error(cat(parts...)).at(cat("output ", graph.value(y.id()).name, ": ", y.type().str(), ", target ", target_name, ": ",
-                                      target_type.str()));
+    throw Error(cat(parts...))
+        .at(cat("output ", graph.value(y.id()).name, ": ", y.type().str(), ", targets: ", target_type.str()))
+        .hint("for class labels save whole numbers (y.astype(numpy.int64)) and use --loss cross_entropy");
   }
 };
 
@@ -43,8 +44,8 @@ struct LossDef {
 };
 
 void mse(LossContext& c) {
-  if (c.target_type.dtype != c.y.dtype()) c.mismatch("mse needs targets of the output's type");
-  if (c.target_type.shape != c.y.shape()) c.mismatch("mse needs targets of the output's shape; they are not broadcast");
+  if (c.target_type.dtype != c.y.dtype() || c.target_type.shape != c.y.shape())
+    c.mismatch("the loss mse (the default for float targets) needs targets of the output's type and shape");
   const Expr difference = c.y - c.add_target();
   c.sum = reduce_sum(difference * difference, {}, false);
   c.static_count = numel(c.y.shape());

@@ -28,7 +28,7 @@ TEST(Exports, CheckNamesEveryLossOfTrainingForm) {
   const Outcome outcome = run({"check", export_file("eval.onnx").string()});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string said = outcome.out + outcome.err;
-  EXPECT_THAT(said, HasSubstr("batch dimension is fixed at 1"));
+  EXPECT_THAT(said, HasSubstr("exporter fixed the batch dimension at 1"));
   EXPECT_THAT(said, HasSubstr("FuseBatchNormIntoConv"));
   EXPECT_THAT(said, HasSubstr("dropout that an exporter removed cannot be seen in a file"));
   EXPECT_THAT(said, HasSubstr(R"(torch.onnx.export(model.train(), (x,), f, dynamo=True, optimize=False, external_data=False, dynamic_shapes=({0: torch.export.Dim("N")},)))"));
