@@ -1,6 +1,4 @@
 // onnx-ddp bench
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include "executor/cli/commands.h"
 #include "executor/cli/run_command.h"
 #include "executor/cuda/loader.h"
+#include "executor/report/memory.h"
 #include "executor/train/stepper.h"
 #include "executor/train/trainer.h"
 
@@ -46,9 +45,7 @@ double median(std::vector<double> values) {
 
 /// The largest resident memory that any rank has had.
 double peak_mb(Communicator& communicator) {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  const double mine = static_cast<double>(usage.ru_maxrss) / 1024;
+  const double mine = peak_rss_mb();
   std::vector<double> all(static_cast<std::size_t>(communicator.size()), mine);
   if (communicator.size() > 1) communicator.all_gather(&mine, sizeof mine, all.data());
   return *std::max_element(all.begin(), all.end());

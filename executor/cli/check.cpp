@@ -34,6 +34,7 @@ class Check {
     attempt([&] { model_ = import_onnx(file, import_options(o_, true)); });
     attempt([&] { found_.warnings = training_form_losses(*file); });
     if (!model_) return std::move(found_);
+    attempt([&] { check_weights(*model_, o_.model); });
     attempt([&] { eval_model_ = import_onnx(file, import_options(o_, false)); });
     found_.model =
         cat(o_.model, ": ", model_->graph.order.size(), " nodes, ", model_->roles.size(), " tensors");

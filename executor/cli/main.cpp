@@ -1,7 +1,9 @@
 // The program: finds the sub-command, and is the only place that turns errors into exit codes.
+#include <poll.h>
 #include <unistd.h>
 
 #include <climits>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 
@@ -57,15 +59,24 @@ int run(const std::vector<std::string>& argv) {
   return command.run(line);
 }
 
+/// Whether all that was printed has arrived, or nobody wants it any more (`| head`).
+bool output_is_complete() {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return true;
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 }  // namespace
 }  // namespace onnxddp
 
 int main(int argc, char** argv) {
   using onnxddp::print_error;
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe or a file that may not grow is an error of that write, not
+  std::signal(SIGXFSZ, SIG_IGN);  // the end of hours of training
   try {
     const int code = onnxddp::run({argv, argv + argc});
-    std::cout.flush();
-    if (std::cout.good()) return code;
+    if (code != onnxddp::kExitDone || onnxddp::output_is_complete()) return code;
     print_error("cannot write to the standard output", -1);
     return onnxddp::kExitUserError;
   } catch (const onnxddp::Error& error) {

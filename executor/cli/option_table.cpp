@@ -218,7 +218,7 @@ void unknown_option(const std::string& name, unsigned command, const std::string
   const std::string wanted = canonical(name);
   for (const auto& [later, why] : later_options())
     if (later == wanted) throw usage_error(cat(origin, ": ", why));
-  std::vector<std::string> known;
+  std::vector<std::string> known = {"config"};
   for (const OptionDef& def : option_table()) {
     if ((def.commands & command) == 0) continue;
     known.push_back(def.name);
@@ -227,7 +227,9 @@ void unknown_option(const std::string& name, unsigned command, const std::string
   if (find_option(name) != nullptr)
     throw usage_error(cat(origin, ": this command has no such option"))
         .hint("`onnx-ddp COMMAND --help` lists a command's options");
-  throw usage_error(cat(origin, ": unknown option", did_you_mean(wanted, known)))
+  std::string near = nearest(wanted, known);
+  if (!near.empty() && origin.starts_with('-')) near = (near.size() == 1 ? "-" : "--") + near;
+  throw usage_error(cat(origin, ": unknown option", near.empty() ? "" : cat("; did you mean '", near, "'?")))
       .hint("`onnx-ddp COMMAND --help` lists a command's options");
 }
 

@@ -137,7 +137,7 @@ ArrayMatch match_arrays(const Graph& graph, const Dataset& data, const std::stri
   } else if (needs_target) {
     std::string names;
     for (const std::size_t i : match.extra) names += (names.empty() ? "" : ", ") + data.arrays()[i].name;
-    throw usage_error(cat("which array is the target? No inputs are: ", names))
+    throw usage_error(cat("which array is the target? These are no inputs: ", names))
         .in(where)
         .hint("choose with --target NAME");
   }

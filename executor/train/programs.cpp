@@ -64,7 +64,18 @@ std::vector<std::string> pipeline_stages() {
   return pipeline.stages();
 }
 
+/// Master weights are float32 or float64; half precision would lose the updates.
+static void check_precision(const Graph& graph) {
+  for (const ValueId id : graph.params) {
+    const Value& value = graph.value(id);
+    if (value.kind != Kind::param || value.type.dtype == DType::f32 || value.type.dtype == DType::f64) continue;
+    throw Error(cat("parameter '", value.name, "' cannot train as ", value.type.str(), ": only f32 and f64 do"))
+        .hint(cat("export the model in float32, or leave it as it is with --freeze '", value.name, "'"));
+  }
+}
+
 Graph training_graph(const ImportedModel& model, const ProgramOptions& options, std::string_view stop, LossInfo* info) {
+  check_precision(model.graph);
   Graph graph = model.graph;
   Pipeline pipeline;
   add_front(pipeline, options, info);

@@ -63,6 +63,12 @@ std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> hold_out(std::in
   return {train, eval};
 }
 
+template <class T>
+bool is_finite(const HostTensor& tensor) {
+  const T* values = tensor.data<T>();
+  return std::all_of(values, values + tensor.numel(), [](T v) { return std::isfinite(v); });
+}
+
 std::vector<Column> all_columns(const Target& target, const ProgramOptions& program) {
   std::vector<Column> columns = target.inputs;
   if (!target.column) return columns;
@@ -198,6 +204,20 @@ void open_training_data(TrainSetup& setup, const std::string& where, std::shared
 
 }  // namespace
 
+void check_weights(const ImportedModel& model, const std::string& file) {
+  for (const auto& [name, value] : model.values) {
+    const bool finite = value.dtype() == DType::f32   ? is_finite<float>(value)
+                        : value.dtype() == DType::f64 ? is_finite<double>(value)
+                                                      : true;
+    const ValueId id = model.graph.find(name);
+    if (finite || !id || model.graph.value(id).kind != Kind::param) continue;
+    throw Error(cat("the model's parameter '", name, "' holds NaN or infinity, so no loss can be finite"))
+        .at(value.type().str())
+        .in(file)
+        .hint("export a model with whole weights; --on-nan ignore trains it all the same");
+  }
+}
+
 ImportOptions import_options(const Options& options, bool training) {
   ImportOptions out;
   out.train = options.train;
@@ -329,10 +349,11 @@ void assume_target(const ImportedModel& model, const Options& options, ProgramOp
 TrainSetup prepare_training(const Options& options, int rank, int ranks) {
   TrainSetup setup;
   setup.options = options;
-  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
   const std::shared_ptr<const OnnxModel> file = load_onnx(options.model);
+  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
   setup.model = import_onnx(file, import_options(options, true));
   setup.eval_model = import_onnx(file, import_options(options, false));
+  if (options.on_nan != "ignore") check_weights(setup.model, options.model);
   setup.notes = setup.model.notes;
   setup.warnings = setup.model.warnings;
   std::shared_ptr<const Dataset> data = open_dataset(files);
@@ -363,8 +384,8 @@ TrainSetup prepare_training(const Options& options, int rank, int ranks) {
 
 EvalSetup prepare_evaluation(const Options& options) {
   EvalSetup setup;
-  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
   setup.model = import_onnx(load_onnx(options.model), import_options(options, false));
+  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
   std::shared_ptr<const Dataset> data = open_dataset(files);
   ProgramOptions program = program_options(options, 1);
   const Target target = settle_target(setup.model, *data, options, file_list(files), program, setup.notes);

@@ -13,6 +13,10 @@
 
 namespace ONNXDDP_API onnxddp {
 
+/// Throws Error for a parameter that holds NaN or infinity: training from it has not diverged, the model was
+/// broken before.
+void check_weights(const ImportedModel& model, const std::string& file);
+
 /// Import options of --train, --freeze, --bn, --dim, --input. `training`: false for eval and predict.
 ImportOptions import_options(const Options& options, bool training);
 /// Loss, optimizer, guard and distribution for `ranks` ranks; the target is still to be filled in.

@@ -1,6 +1,5 @@
 #include "executor/train/trainer.h"
 
-#include <sys/resource.h>
 
 #include <chrono>
 #include <cmath>
@@ -9,6 +8,7 @@
 
 #include "distributed/agreement.h"
 #include "executor/cuda/loader.h"
+#include "executor/report/memory.h"
 #include "executor/report/metrics.h"
 #include "executor/report/progress.h"
 #include "executor/train/run_folder.h"
@@ -355,8 +355,6 @@ void TrainingRun::loop() {
 void TrainingRun::finish(bool completed, const std::string& reason) {
   if (!first_) return;
   if (completed) folder_->finish();
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
   nlohmann::ordered_json summary = {{"completed", completed},
                                     {"reason", reason},
                                     {"model", o_.model},
@@ -367,7 +365,7 @@ void TrainingRun::finish(bool completed, const std::string& reason) {
                                     {"loss", position_.last_loss},
                                     {"ranks", ranks_.size()},
                                     {"seconds", seconds_since(begin_)},
-                                    {"peak_rss_mb", static_cast<double>(usage.ru_maxrss) / 1024}};
+                                    {"peak_rss_mb", peak_rss_mb()}};
   if (position_.has_best) {
     summary["best"] = {{"epoch", position_.best_epoch}, {"loss", position_.best_loss}};
     if (evaluated_.has_accuracy) summary["best"]["accuracy"] = position_.best_accuracy;

@@ -1,4 +1,5 @@
 // Batch normalization and its statistics, Softmax, LogSoftmax, Dropout.
+#include "graph/names.h"
 #include "graph/ops/families.h"
 #include "graph/ops/rules.h"
 
@@ -198,8 +199,12 @@ void dropout_gradient(Gradient& g) {
 
 /// One generator state for all random nodes; each has its own key.
 Expr generator(Builder& b) {
+  const TensorType type{DType::i64, {5}};
   const ValueId known = b.graph().find("rng");
-  return b.expr(known ? known : b.graph().add_param("rng", {DType::i64, {5}}, Kind::state));
+  if (known && b.graph().value(known).kind == Kind::state && b.graph().value(known).type == type)
+    return b.expr(known);
+  claim_name(b.graph(), "rng");
+  return b.expr(b.graph().add_param("rng", type, Kind::state));
 }
 
 /// Whether the first dimension is the batch: then element r of the batch has the same mask on any number of ranks.

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "graph/builder.h"
+#include "graph/names.h"
 #include "graph/nearest.h"
 #include "graph/op.h"
 #include "graph/passes/options.h"
@@ -181,6 +182,7 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
   info.static_count = !context.count;
   info.count = context.static_count;
   if (!keep_outputs) graph.outputs.clear();
+  claim_name(graph, "loss.denominator");
   const ValueId denominator = graph.add_param("loss.denominator", {context.sum.dtype(), {}}, Kind::state);
   const Expr mean = builder.call("Div", {context.sum, builder.expr(denominator)}, {}, graph.unique_name("loss"));
   graph.outputs.push_back({"loss", mean.id()});

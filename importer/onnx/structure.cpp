@@ -184,14 +184,20 @@ void check_structure(const pb::ModelProto& model) {
           .hint("names of tensors must be unique; export the model again");
   };
   for (const pb::TensorProto& tensor : graph.initializer()) add_initializer(tensor.name());
-  for (const pb::SparseTensorProto& sparse : graph.sparse_initializer())
-    add_initializer(sparse.values().name());
+  if (graph.sparse_initializer_size() > 0)
+    throw Error(cat("initializer '", graph.sparse_initializer(0).values().name(),
+                    "' is sparse, which this program does not read"))
+        .hint("store it as a dense tensor");
   defined.insert(initializers.begin(), initializers.end());
   check_nodes(graph.node(), defined, "");
   for (const pb::NodeProto& node : graph.node()) defined.insert(node.output().begin(), node.output().end());
-  for (const pb::ValueInfoProto& output : graph.output())
+  std::set<std::string> outputs;
+  for (const pb::ValueInfoProto& output : graph.output()) {
     if (!defined.count(output.name()))
       throw Error(cat("graph output '", output.name(), "' is produced by nothing"));
+    if (!outputs.insert(output.name()).second)
+      throw Error(cat("graph output '", output.name(), "' is listed twice"));
+  }
   for (const pb::FunctionProto& function : model.functions())
     check_nodes(function.node(), {function.input().begin(), function.input().end()},
                 cat("function '", function.name(), "': "));

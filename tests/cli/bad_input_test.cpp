@@ -70,6 +70,24 @@ TEST_F(BadInput, FilesThatAreNoModels) {
   refuse(folder_->path().string(), toy(), 1, "file");
 }
 
+TEST_F(BadInput, TheModelIsMissedBeforeTheData) {
+  for (const char* command : {"train", "eval", "bench"})
+    expect_error(run({command, file("absent.onnx")}), 1, "cannot open");
+}
+
+// The program finds values of its own by name in the finished graph.
+TEST_F(BadInput, NamesOfTheProgramsOwn) {
+  const std::string head = "<ir_version: 8, opset_import: [\"\" : 17]> g (float[N,1] x) => (float[N,1] y)\n";
+  Folder here;
+  write_model(here / "m.onnx", head + "<float[1,1] w = {1}> { loss.denominator = MatMul(x, w)\n stop.request = "
+                                      "Relu(loss.denominator)\n y, rng = Dropout(stop.request) }");
+  EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1"}, {.folder = here.path()}).code, 0);
+  EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1", "--nproc-per-node", "2"},
+                {.folder = here.path()}).code, 0);
+  write_model(file("own.onnx"), head + "<float[1,1] loss.denominator = {1}> { y = MatMul(x, loss.denominator) }");
+  refuse(file("own.onnx"), toy(), 1, "rename it");
+}
+
 struct Case {
   const char *name, *text;
 };
@@ -86,7 +104,11 @@ INSTANTIATE_TEST_SUITE_P(All, BadModel,
                                            Case{"external_escape", ".."}, Case{"external_absolute", ""},
                                            Case{"external_link", ""}, Case{"external_short", ""},
                                            Case{"wrong_bytes", ""}, Case{"huge_dimension", ""},
-                                           Case{"negative_dimension", ""}, Case{"recursive_function", ""}),
+                                           Case{"negative_dimension", ""}, Case{"recursive_function", ""},
+                                           Case{"negative_result", "[-7,1]"}, Case{"nan_weight", "'w' holds NaN"},
+                                           Case{"half_weight", "'w' cannot train as f16"},
+                                           Case{"sparse_weight", "sparse"}, Case{"output_twice", "listed twice"},
+                                           Case{"high_bytes", "not an ONNX model, or"}),
                          [](const auto& value) { return std::string(value.param.name); });
 
 class BadData : public BadInput, public ::testing::WithParamInterface<Case> {};

@@ -179,6 +179,23 @@ TEST(Commands, ExportsAndPredicts) {
   EXPECT_NE(y.as_double(3), 0);
 }
 
+TEST(Commands, PredictRefusesOutputsWithoutABatch) {
+  Folder folder;
+  write_model(folder / "m.onnx",
+              "<ir_version: 8, opset_import: [\"\" : 17]> g (float[N,1] x) => (float[1,1] y) { y = ReduceMean(x) }");
+  expect_error(run({"predict", "m.onnx", "--data", model_file("toy.npz"), "-o", "y.npz", "--batch-size", "2"},
+                   {.folder = folder.path()}), 1, "no batch dimension");
+}
+
+TEST(Commands, AClosedPipeEndsNoTraining) {
+  Folder folder;
+  const std::string program = ONNXDDP_BINARY_DIR "/onnx-ddp";
+  const std::string train = cat("cd '", folder.path().string(), "' && '", program, "' train '", model_file("toy.onnx"),
+                                "' --out r 2>&1 | true; test -e r/model.onnx");
+  EXPECT_EQ(std::system(train.c_str()), 0);
+  EXPECT_EQ(std::system(cat("bash -c '\"", program, "\" ops 2>/dev/null | true; exit ${PIPESTATUS[0]}'").c_str()), 0);
+}
+
 TEST(Commands, ChecksModels) {
   const Outcome outcome = run(
       {"check", model_file("digits_cnn.onnx"), "--data", model_file("digits.npz"), "--nproc-per-node", "2"});

@@ -116,7 +116,8 @@ void expect_usage(const std::vector<std::string>& words, const std::string& text
 
 TEST(CommandLine, RefusesWhatItDoesNotKnow) {
   expect_usage({"--lerning-rate", "1"}, "learning-rate");
-  expect_usage({"--epoch", "1"}, "epochs");
+  expect_usage({"--epoch", "1"}, "'--epochs'");
+  expect_usage({"--confg", "x"}, "'--config'");
   expect_usage({"--quiet", "x"}, "unexpected 'x'");
   expect_usage({"--json"}, "no such option");
   expect_usage({"--epochs"}, "expects a value");

@@ -74,6 +74,15 @@ TEST_F(Processes, TheSecondInterruptEndsAtOnce) {
   EXPECT_TRUE(nobody_left());
 }
 
+TEST_F(Processes, AHangUpSavesAndEnds) {
+  start();
+  child_->signal(SIGHUP);
+  const Outcome outcome = child_->wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(read_text(mark_ + "/summary.json"), HasSubstr("asked to stop"));
+  EXPECT_TRUE(nobody_left());
+}
+
 TEST(Agreement, TwoRunsShareAMachine) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
