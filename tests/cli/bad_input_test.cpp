@@ -79,12 +79,13 @@ TEST_F(BadInput, TheModelIsMissedBeforeTheData) {
 TEST_F(BadInput, NamesOfTheProgramsOwn) {
   const std::string head = "<ir_version: 8, opset_import: [\"\" : 17]> g (float[N,1] x) => (float[N,1] y)\n";
   Folder here;
-  write_model(here / "m.onnx", head + "<float[1,1] w = {1}> { loss.denominator = MatMul(x, w)\n stop.request = "
-                                      "Relu(loss.denominator)\n y, rng = Dropout(stop.request) }");
+  write_model(here / "m.onnx", head + R"(<float[1,1] w = {1}> { "loss.denominator" = MatMul(x, w)
+      "stop.request" = Relu("loss.denominator")
+      y, rng = Dropout("stop.request") })");
   EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1"}, {.folder = here.path()}).code, 0);
   EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1", "--nproc-per-node", "2"},
                 {.folder = here.path()}).code, 0);
-  write_model(file("own.onnx"), head + "<float[1,1] loss.denominator = {1}> { y = MatMul(x, loss.denominator) }");
+  write_model(file("own.onnx"), head + R"(<float[1,1] "loss.denominator" = {1}> { y = MatMul(x, "loss.denominator") })");
   refuse(file("own.onnx"), toy(), 1, "rename it");
 }
 
