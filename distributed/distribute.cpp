@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "graph/builder.h"
+#include "graph/names.h"
 #include "graph/nearest.h"
 #include "graph/op.h"
 #include "graph/passes/passes.h"
@@ -233,6 +234,7 @@ void distribute(Graph& graph, const DistributeOptions& options) {
     DType dtype = DType::f32;
     for (const Output& output : graph.outputs)
       if (output.name == "loss") dtype = graph.value(output.value).type.dtype;
+    claim_name(graph, "stop.request");
     graph.outputs.push_back({"stop", graph.add_param("stop.request", {dtype, {}}, Kind::state)});
   }
   reduce_gradients(graph, done, options, sync);

@@ -12,7 +12,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReapTime{400};  // within it a launcher has published the death of a rank
+constexpr milliseconds kReapTime{400};    // within it a launcher has mostly published the death of a rank
+constexpr milliseconds kPatience{1'600};  // for the death of a rank that has fallen silent
 
 std::string heartbeat_key(int rank) { return cat("hb/", rank); }
 std::string death_key(int rank) { return cat("dead/", rank); }
@@ -172,14 +173,22 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_late() {
   return late;
 }
 
+std::optional<Heartbeat::Suspect> Heartbeat::wait_for_dead(Clock::time_point end) {
+  std::optional<Suspect> dead;
+  while (!(dead = find_dead(false)) && Clock::now() < end) std::this_thread::sleep_for(milliseconds(20));
+  return dead;
+}
+
 std::string Heartbeat::diagnose(const std::string& cause) {
   const std::string own = cat("rank ", options_.rank, " waited ", now().describe());
+  const auto start = Clock::now();
   try {
-    std::optional<Suspect> suspect;
-    for (const auto end = Clock::now() + kReapTime; !(suspect = find_dead(false)) && Clock::now() < end;) {
-      std::this_thread::sleep_for(milliseconds(20));
+    std::optional<Suspect> suspect = wait_for_dead(start + kReapTime);
+    if (!suspect) {
+      const auto silent = find_silent();
+      if (silent) suspect = wait_for_dead(start + kPatience);
+      if (!suspect) suspect = silent;
     }
-    if (!suspect) suspect = find_silent();
     if (!suspect) suspect = find_dead(true);
     if (!suspect) suspect = find_late();
     if (suspect) return cat(suspect->text, "; ", own);

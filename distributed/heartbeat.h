@@ -55,7 +55,7 @@ class Heartbeat {
   void begin(const char* op);
   void end() { inside_.store(false, std::memory_order_relaxed); }
 
-  /// After a collective failed with `cause`: looks up the others and says who is to blame. Takes up to three intervals.
+  /// After a collective failed with `cause`: looks up the others and says who is to blame. Takes up to 2 s.
   std::string diagnose(const std::string& cause);
 
  private:
@@ -68,6 +68,7 @@ class Heartbeat {
   RankState now() const;
   std::optional<RankState> read(int rank);
   std::optional<Suspect> find_dead(bool also_victims);
+  std::optional<Suspect> wait_for_dead(std::chrono::steady_clock::time_point end);
   std::optional<Suspect> find_silent();
   std::optional<Suspect> find_late();
 

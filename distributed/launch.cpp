@@ -29,7 +29,10 @@ class SignalQueue {
   SignalQueue() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGTSTP, SIGCHLD, SIGPIPE}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGCHLD, SIGPIPE}) sigaddset(&set, signal);
+    struct sigaction hangup {};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &standard, &child_);  // where it is ignored no exit status comes
@@ -232,8 +235,8 @@ class Launcher {
       return send(SIGCONT);
     }
     if (signal == SIGINT && ++interrupts_ > 1) return end_all(SIGKILL);
-    forwarded_ = signal;
-    send(signal);
+    forwarded_ = signal == SIGHUP ? SIGTERM : signal;  // a terminal that closes: save and end
+    send(forwarded_);
   }
 
   void send(int signal) const {

@@ -16,9 +16,9 @@ struct Philox {
 ONNXDDP_HD Philox philox(std::uint32_t c0, std::uint32_t c1, std::uint32_t c2, std::uint32_t c3,
                          std::uint64_t key) {
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #pragma unroll
-#else
+#elif !defined(__CUDACC__)
 #pragma GCC unroll 10  // so that a loop over blocks becomes vector code
 #endif
   for (int round = 0; round < 10; ++round) {

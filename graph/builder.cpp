@@ -85,6 +85,10 @@ std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const s
                                     const Attrs& attrs, std::optional<Dims>* ints) {
   Inference inference(graph, op, inputs, attrs);
   op.infer(inference);
+  for (const TensorType& type : inference.outputs)
+    for (const Dim& dim : type.shape)
+      if (dim.is_constant() && dim.value() < 0)
+        throw Error(cat(op.name, ": the result would have a negative dimension: ", type.str()));
   if (ints != nullptr && op.fold_dims) *ints = op.fold_dims(inference);
   return std::move(inference.outputs);
 }

@@ -202,7 +202,9 @@ RunLock::RunLock(const Path& run) {
   const Path path = run / ".lock";
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (file.get() < 0)
-    throw usage_error(cat("cannot write into ", run.string(), ": ", std::strerror(errno))).in(path.string());
+    throw Error(cat("cannot write into ", run.string(), ": ", std::strerror(errno)))
+        .in(path.string())
+        .hint("make room there, or use another --out");
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK)
       throw usage_error(cat("cannot lock ", path.string(), ": ", std::strerror(errno)));
@@ -215,7 +217,9 @@ RunLock::RunLock(const Path& run) {
   const std::string text = cat("process ", ::getpid(), " on ", host, "\n");
   if (::ftruncate(file.get(), 0) != 0 ||
       ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    throw usage_error(cat("cannot write into ", run.string(), ": ", std::strerror(errno))).in(path.string());
+    throw Error(cat("cannot write into ", run.string(), ": ", std::strerror(errno)))
+        .in(path.string())
+        .hint("make room there, or use another --out");
   }
   fd_ = file.release();
 }

@@ -1,6 +1,4 @@
 // onnx-ddp bench
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -10,13 +8,15 @@
 #include "executor/cli/commands.h"
 #include "executor/cli/run_command.h"
 #include "executor/cuda/loader.h"
+#include "executor/report/memory.h"
 #include "executor/train/stepper.h"
 #include "executor/train/trainer.h"
 
 namespace onnxddp {
 namespace {
 
-/// Seconds of each of `steps` training steps, after `warmup` that are not counted; whole steps, with data and learning rate.
+/// Seconds of each of `steps` training steps, after `warmup` that are not counted; whole steps, with data and
+/// learning rate.
 std::vector<double> time_steps(TrainSetup& setup, Stepper& stepper, std::int64_t steps, std::int64_t warmup) {
   const Options& o = setup.options;
   const Spec spec = parse_spec("--schedule", o.schedule);
@@ -28,9 +28,11 @@ std::vector<double> time_steps(TrainSetup& setup, Stepper& stepper, std::int64_t
     const auto begin = std::chrono::steady_clock::now();
     group.clear();
     for (std::int64_t k = 0; k < o.accumulate; ++k) group.push_back(stream.next());
-    stepper.run(group, step, schedule_lr(schedule, *o.lr, step, setup.steps_per_epoch, warmup + steps, o.warmup_steps));
+    stepper.run(group, step,
+                schedule_lr(schedule, *o.lr, step, setup.steps_per_epoch, warmup + steps, o.warmup_steps));
     if (step >= warmup)
-      seconds[static_cast<std::size_t>(step - warmup)] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      seconds[static_cast<std::size_t>(step - warmup)] =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   return seconds;
 }
@@ -43,9 +45,7 @@ double median(std::vector<double> values) {
 
 /// The largest resident memory that any rank has had.
 double peak_mb(Communicator& communicator) {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  const double mine = static_cast<double>(usage.ru_maxrss) / 1024;
+  const double mine = peak_rss_mb();
   std::vector<double> all(static_cast<std::size_t>(communicator.size()), mine);
   if (communicator.size() > 1) communicator.all_gather(&mine, sizeof mine, all.data());
   return *std::max_element(all.begin(), all.end());
@@ -70,11 +70,21 @@ int run_bench(CommandLine& line) {
     if (ranks.rank() != 0) return static_cast<int>(kExitDone);
     const std::int64_t samples = *o.batch_size * ranks.size() * o.accumulate;
     const nlohmann::ordered_json result = {
-        {"model", o.model}, {"median_s", middle}, {"min_s", *std::min_element(seconds.begin(), seconds.end())},
-        {"mean_s", std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size())},
-        {"samples_per_s", static_cast<double>(samples) / middle}, {"peak_rss_mb", rss}, {"ranks", ranks.size()},
-        {"threads", device->threads()}, {"batch", *o.batch_size}, {"accumulate", o.accumulate}, {"device", device->kind()},
-        {"steps", *o.steps}, {"warmup", o.warmup}, {"memory_mb", static_cast<double>(session.memory_bytes()) / (1 << 20)},
+        {"model", o.model},
+        {"median_s", middle},
+        {"min_s", *std::min_element(seconds.begin(), seconds.end())},
+        {"mean_s",
+         std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size())},
+        {"samples_per_s", static_cast<double>(samples) / middle},
+        {"peak_rss_mb", rss},
+        {"ranks", ranks.size()},
+        {"threads", device->threads()},
+        {"batch", *o.batch_size},
+        {"accumulate", o.accumulate},
+        {"device", device->kind()},
+        {"steps", *o.steps},
+        {"warmup", o.warmup},
+        {"memory_mb", static_cast<double>(session.memory_bytes()) / (1 << 20)},
         {"version", ONNXDDP_VERSION}};
     std::printf("%s\n", result.dump().c_str());
     std::fflush(stdout);

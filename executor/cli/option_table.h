@@ -31,8 +31,8 @@ using Field = std::variant<bool Options::*, std::int64_t Options::*, double Opti
 
 struct OptionDef {
   std::string name;                  // long flag without dashes; also the configuration key
-  std::vector<std::string> aliases;  // further long names; one letter: a short flag
-  std::string value;                 // what the help calls the value; "" for switches
+  std::vector<std::string> aliases = {};  // further long names; one letter: a short flag
+  std::string value = {};                 // what the help calls the value; "" for switches
   std::string help;
   unsigned commands;  // bits of Command
   Field field;

@@ -12,15 +12,18 @@ namespace onnxddp {
 namespace {
 
 /// Appends the rows of a batch's outputs to those before.
-void append(HostTensor& all, const HostTensor& rows, std::int64_t total, std::int64_t begin, const std::string& name) {
-  if (rows.shape().empty()) throw Error(cat("output '", name, "' has no batch dimension, so predict cannot join its batches"));
+void append(HostTensor& all, const HostTensor& rows, std::int64_t total, std::int64_t begin, std::int64_t batch,
+            const std::string& name) {
+  if (rows.shape().empty() || rows.shape()[0] != batch)
+    throw Error(cat("output '", name, "' has no batch dimension, so predict cannot join its batches"));
   Ints shape = rows.shape();
-  const std::int64_t batch = shape[0];
   shape[0] = total;
   if (begin == 0) all = HostTensor(rows.dtype(), shape);
-  if (all.shape() != shape || begin + batch > total) throw Error(cat("output '", name, "' has another shape in each batch, so predict cannot join them"));
+  if (all.shape() != shape)
+    throw Error(cat("output '", name, "' has another shape in each batch, so predict cannot join them"));
   const std::size_t row_bytes = batch > 0 ? rows.bytes() / static_cast<std::size_t>(batch) : 0;
-  if (rows.bytes() > 0) std::memcpy(all.mutable_raw() + static_cast<std::size_t>(begin) * row_bytes, rows.raw(), rows.bytes());
+  if (rows.bytes() > 0)
+    std::memcpy(all.mutable_raw() + static_cast<std::size_t>(begin) * row_bytes, rows.raw(), rows.bytes());
 }
 
 }  // namespace
@@ -28,9 +31,10 @@ void append(HostTensor& all, const HostTensor& rows, std::int64_t total, std::in
 int run_predict(CommandLine& line) {
   const Options options = resolve_run(line, {"input", "dim"});
   const std::filesystem::path output = options.output;
-  if (output.extension() != ".npz") throw usage_error("predict needs --output FILE.npz (other kinds are not in this version)");
-  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
+  if (output.extension() != ".npz")
+    throw usage_error("predict needs --output FILE.npz (other kinds are not in this version)");
   const ImportedModel model = import_onnx(load_onnx(options.model), import_options(options, false));
+  const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
   const std::shared_ptr<const Dataset> data = open_dataset(files);
   const BatchSource source(data, match_arrays(model.graph, *data, "", false, file_list(files)).inputs);
   const std::unique_ptr<Device> device = make_device(options.device, thread_count(options, 1));
@@ -44,7 +48,8 @@ int run_predict(CommandLine& line) {
   for (std::int64_t begin = 0; begin < source.size(); begin += batch) {
     rows.resize(static_cast<std::size_t>(std::min(batch, source.size() - begin)));
     std::iota(rows.begin(), rows.end(), begin);
-    for (const auto& [name, tensor] : session.run("predict", source.batch(rows))) append(outputs[name], tensor, source.size(), begin, name);
+    for (const auto& [name, tensor] : session.run("predict", source.batch(rows)))
+      append(outputs[name], tensor, source.size(), begin, static_cast<std::int64_t>(rows.size()), name);
   }
   write_npz(output, {outputs.begin(), outputs.end()});
   say(cat(source.size(), " rows -> ", output.string()));

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "executor/cli/config.h"
+#include "executor/cuda/loader.h"
 #include "executor/train/run_folder.h"
 
 namespace onnxddp {
@@ -46,6 +47,12 @@ Options resolve_run(const CommandLine& line, const std::vector<std::string>& key
     apply_config(run, read_file(folder / "run.toml"), (folder / "run.toml").string(), kTrain, nullptr);
   for (const std::string& key : keys)
     std::visit([&](auto member) { base.*member = run.*member; }, find_option(key)->field);
+  const bool reads_data = (line.command->bit & find_option("data")->commands) != 0;
+  if (line.command->bit == kEval) base.data = run.eval_data.empty() ? run.data : run.eval_data;
+  if (reads_data && line.given.count("data") == 0 && base.data.empty())
+    throw usage_error(cat("no data: --data is not given",
+                          line.command->bit == kEval ? cat(", and '", folder.string(), "' names none") : ""))
+        .hint("--data FILE.npz");
   Options merged = line.over(base);
   merged.model = model_of(folder).string();
   return merged;
@@ -60,14 +67,18 @@ std::vector<std::string> as_flags(const Options& options, unsigned command) {
   return flags;
 }
 
-int run_in_ranks(const CommandLine& line, const Options& options, const std::function<int(RankGroup&)>& work) {
-  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.collective_timeout * 1000));
+int run_in_ranks(const CommandLine& line, const Options& options,
+                 const std::function<int(RankGroup&)>& work) {
+  check_device(options.device);
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.collective_timeout * 1000));
   if (process().rank || rank_count(options) == 1) {
     RankGroup ranks(process().rank, timeout);
     try {
       return work(ranks);
     } catch (const Error& error) {
-      if (ranks.should_print(error.report())) print_error(error.report(), ranks.launched() ? ranks.rank() : -1);
+      if (ranks.should_print(error.report()))
+        print_error(error.report(), process().rank && process().rank->lifeline < 0 ? ranks.rank() : -1);
       return error.exit_code();
     }
   }
@@ -75,7 +86,8 @@ int run_in_ranks(const CommandLine& line, const Options& options, const std::fun
   launch_options.nproc = rank_count(options);
   launch_options.log_dir = options.log_dir;
   launch_options.command = {process().program, line.command->name};
-  for (std::string& flag : as_flags(options, line.command->bit)) launch_options.command.push_back(std::move(flag));
+  for (std::string& flag : as_flags(options, line.command->bit))
+    launch_options.command.push_back(std::move(flag));
   launch_options.command.insert(launch_options.command.end(), {"--", options.model});
   return launch(launch_options);
 }

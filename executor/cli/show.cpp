@@ -1,4 +1,5 @@
 // onnx-ddp show
+#include <algorithm>
 #include <cstdio>
 
 #include "executor/cli/commands.h"
@@ -31,7 +32,8 @@ std::string to_dot(const Graph& graph) {
   };
   const auto leaf = [&](ValueId id) {
     const Value& value = graph.value(id);
-    out += cat("  v", id.index, " [shape=ellipse, label=", quoted_label(cat(kind_name(value.kind), " ", value.name, ": ", value.type)), "];\n");
+    out += cat("  v", id.index, " [shape=ellipse, label=",
+               quoted_label(cat(kind_name(value.kind), " ", value.name, ": ", value.type)), "];\n");
   };
   for (const ValueId id : graph.inputs) leaf(id);
   for (const ValueId id : graph.params) leaf(id);
@@ -40,9 +42,13 @@ std::string to_dot(const Graph& graph) {
     const Node& node = graph.node(id);
     out += cat("  n", id.index, " [label=", quoted_label(node.op->name), "];\n");
     for (const ValueId input : node.inputs)
-      if (input) out += cat("  ", source(input), " -> n", id.index, " [label=", quoted_label(cat(graph.value(input).name, ": ", graph.value(input).type)), "];\n");
+      if (input)
+        out += cat("  ", source(input), " -> n", id.index,
+                   " [label=", quoted_label(cat(graph.value(input).name, ": ", graph.value(input).type)),
+                   "];\n");
   }
-  for (const Update& update : graph.updates) out += cat("  ", source(update.next), " -> v", update.param.index, " [style=dashed, label=update];\n");
+  for (const Update& update : graph.updates)
+    out += cat("  ", source(update.next), " -> v", update.param.index, " [style=dashed, label=update];\n");
   for (std::size_t i = 0; i < graph.outputs.size(); ++i) {
     out += cat("  o", i, " [shape=ellipse, label=", quoted_label("output " + graph.outputs[i].name), "];\n");
     out += cat("  ", source(graph.outputs[i].value), " -> o", i, ";\n");
@@ -61,7 +67,8 @@ void emit(const Options& options, const std::string& text) {
   std::fflush(stdout);
 }
 
-/// Settles the target for stages behind the loss, from data where there is some; returns symbols that rows settle.
+/// Settles the target for stages behind the loss, from data where there is some; returns symbols that rows
+/// settle.
 DimBindings settle(const ImportedModel& model, const Options& o, ProgramOptions& program) {
   std::vector<std::string> notes;
   DimBindings dims;
@@ -82,7 +89,8 @@ std::string plan_text(Graph graph, const ImportedModel& model, const Options& o,
   if (!fixed_batch(model)) dims[model.batch_symbol] = o.batch_size.value_or(32);
   bind_dims(graph, dims);
   if (const std::vector<std::string> open = free_symbols(graph); !open.empty())
-    throw Error(cat("the plan needs the size of dimension '", open.front(), "'")).hint(cat("--dim ", open.front(), "=SIZE, or --data"));
+    throw Error(cat("the plan needs the size of dimension '", open.front(), "'"))
+        .hint(cat("--dim ", open.front(), "=SIZE, or --data"));
   StateLayout layout;
   Plan plan = make_plan(graph, *make_device(o.device, 1), layout);
   plan.dims = dims;
@@ -98,7 +106,8 @@ int run_show(CommandLine& line) {
   if (std::find(stages.begin(), stages.end(), o.stage) == stages.end()) {
     std::string list;
     for (const std::string& stage : stages) list += (list.empty() ? "" : ", ") + stage;
-    throw usage_error(cat("--stage: there is no stage '", o.stage, "'", did_you_mean(o.stage, stages))).hint("stages: " + list);
+    throw usage_error(cat("--stage: there is no stage '", o.stage, "'", did_you_mean(o.stage, stages)))
+        .hint("stages: " + list);
   }
   const bool plan = o.stage == "plan";
   if (plan && o.format != "text") throw usage_error("--stage plan has only --format text");
@@ -107,11 +116,20 @@ int run_show(CommandLine& line) {
   DimBindings dims;
   Graph graph = model.graph;
   if (o.stage != "import" && o.stage != "canonicalise") dims = settle(model, o, program);
-  if (o.stage != "import") graph = training_graph(model, program, plan ? std::string_view() : std::string_view(o.stage));
-  if (plan) emit(o, plan_text(std::move(graph), model, o, dims));
-  else if (o.format == "dot") emit(o, to_dot(graph));
-  else if (o.format == "onnx") emit(o, graph_to_onnx(graph, model.values));
-  else emit(o, dump(graph));
+  if (o.stage != "import")
+    graph = training_graph(model, program, plan ? std::string_view() : std::string_view(o.stage));
+  const bool local = std::any_of(graph.order.begin(), graph.order.end(),
+                                 [&](NodeId id) { return graph.node(id).op->name == "BatchStats"; });
+  if (o.ranks > 1 && local && !o.sync_bn)
+    say("note     batch norm uses each rank's own statistics; --sync-bn adds the collectives that join them");
+  if (plan)
+    emit(o, plan_text(std::move(graph), model, o, dims));
+  else if (o.format == "dot")
+    emit(o, to_dot(graph));
+  else if (o.format == "onnx")
+    emit(o, graph_to_onnx(graph, model.values));
+  else
+    emit(o, dump(graph));
   return kExitDone;
 }
 

@@ -134,7 +134,9 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_
                   static_cast<P>(args)...);
 #else
   (void)ranges;
-  kernel<<<grid, block, shared_bytes, stream> > >(static_cast<P>(args)...);
+  // clang-format off: it would split the closing brackets
+  kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
+  // clang-format on
 #endif
   check_launch(name, cudaGetLastError());
 }

@@ -94,14 +94,19 @@ const cuda::ModuleTable& open_module(const std::string& kind) {
   return *table;
 }
 
-std::unique_ptr<Device> make_device(const std::string& kind, int threads) {
-  if (kind == "cpu" || kind == "auto") return make_cpu_device(threads);
+void check_device(const std::string& kind) {
+  if (kind == "cpu" || kind == "auto") return;
   if (kind != "cuda" && kind != "cudaemu")
     throw usage_error(cat("--device: unknown device '", kind, "'")).hint("auto, cpu, cuda or cudaemu");
-  open_module(kind);
+  if (kind == "cuda") need_driver();
   throw usage_error(
       cat("--device ", kind, ": this version's CUDA module cannot run whole training steps yet"))
       .hint("--device cpu");
+}
+
+std::unique_ptr<Device> make_device(const std::string& kind, int threads) {
+  check_device(kind);
+  return make_cpu_device(threads);
 }
 
 }  // namespace onnxddp

@@ -12,6 +12,9 @@ namespace cuda {
 struct ModuleTable;
 }
 
+/// Throws a usage Error for a device that is not there; cheap, so that it can be asked before anything is
+/// read or started.
+void check_device(const std::string& kind);
 /// `kind`: auto, cpu, cuda or cudaemu. Throws a usage Error for a device that is not there.
 std::unique_ptr<Device> make_device(const std::string& kind, int threads);
 

@@ -26,12 +26,15 @@ if(cuda_host_sources)
   target_compile_definitions(onnx_ddp_cuda_host PUBLIC ONNXDDP_VERSION="${PROJECT_VERSION}")
   target_link_libraries(onnx_ddp_cuda_host PUBLIC onnxddp)
 
-  add_library(onnx_ddp_cuda MODULE ${cuda_kernel_sources})
-  set_target_properties(onnx_ddp_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
-  target_compile_options(onnx_ddp_cuda PRIVATE
+  # The kernels are objects, so that their tests link the very same ones.
+  add_library(onnx_ddp_cuda_kernels OBJECT ${cuda_kernel_sources})
+  target_include_directories(onnx_ddp_cuda_kernels PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_compile_options(onnx_ddp_cuda_kernels PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>"
     "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${ONNXDDP_WERROR}>>:SHELL:-Werror all-warnings>")
-  target_link_libraries(onnx_ddp_cuda PRIVATE onnx_ddp_cuda_host CUDA::cudart CUDA::cublas CUDA::cublasLt ${cudnn_LIBRARY} ${nccl_LIBRARY})
+  add_library(onnx_ddp_cuda MODULE $<TARGET_OBJECTS:onnx_ddp_cuda_host> $<TARGET_OBJECTS:onnx_ddp_cuda_kernels>)
+  set_target_properties(onnx_ddp_cuda PROPERTIES LINKER_LANGUAGE CXX INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+  target_link_libraries(onnx_ddp_cuda PRIVATE onnxddp CUDA::cudart CUDA::cublas CUDA::cublasLt ${cudnn_LIBRARY} ${nccl_LIBRARY})
   target_link_options(onnx_ddp_cuda PRIVATE -Wl,-z,defs)
   install(TARGETS onnx_ddp_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

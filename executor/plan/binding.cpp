@@ -28,11 +28,14 @@ class Binding {
     for (bool more = true; more;) {
       more = false;
       for (const auto& [name, type] : inputs_)
-        for (std::size_t k = 0; k < type.shape.size(); ++k) more |= learn(type.shape[k], feed(name).shape()[k]);
+        for (std::size_t k = 0; k < type.shape.size(); ++k)
+          more |= learn(type.shape[k], feed(name).shape()[k]);
     }
     for (const auto& [name, type] : inputs_) check_shape(name, type);
     for (const std::string& s : symbols)
-      if (!dims_.count(s)) throw Error(cat("dimension ", s, " of '", program_, "' does not follow from the shapes of its inputs"));
+      if (!dims_.count(s))
+        throw Error(
+            cat("dimension ", s, " of '", program_, "' does not follow from the shapes of its inputs"));
     return std::move(dims_);
   }
 
@@ -41,16 +44,19 @@ class Binding {
 
   void check_names() const {
     for (const auto& [name, type] : inputs_)
-      if (!feeds_.count(name)) throw Error(cat("input '", name, "' of '", program_, "' is not fed")).at(cat(name, ": ", type));
+      if (!feeds_.count(name))
+        throw Error(cat("input '", name, "' of '", program_, "' is not fed")).at(cat(name, ": ", type));
     for (const auto& feed : feeds_) {
       const auto same = [&](const auto& input) { return input.first == feed.first; };
       if (std::none_of(inputs_.begin(), inputs_.end(), same))
-        throw Error(cat("'", program_, "' has no input '", feed.first, "'")).at(cat(feed.first, ": ", feed.second.type()));
+        throw Error(cat("'", program_, "' has no input '", feed.first, "'"))
+            .at(cat(feed.first, ": ", feed.second.type()));
     }
   }
 
   void check_kind(const std::string& name, const TensorType& type) const {
-    if (feed(name).dtype() != type.dtype || feed(name).shape().size() != type.shape.size()) misfit(name, type);
+    if (feed(name).dtype() != type.dtype || feed(name).shape().size() != type.shape.size())
+      misfit(name, type);
   }
 
   bool learn(const Dim& dim, std::int64_t size) {
@@ -71,7 +77,8 @@ class Binding {
   [[noreturn]] void misfit(const std::string& name, const TensorType& type) const {
     std::string with;
     for (const auto& [s, value] : dims_) with += cat(with.empty() ? " with " : ", ", s, "=", value);
-    throw Error(cat("input '", name, "' of '", program_, "' is ", type, with, ", but ", feed(name).type(), " is fed"));
+    throw Error(cat("input '", name, "' of '", program_, "' is ", type, with, ", but ", feed(name).type(),
+                    " is fed"));
   }
 
   const std::string& program_;
@@ -82,8 +89,8 @@ class Binding {
 
 }  // namespace
 
-DimBindings bind_feeds(const std::string& program, const Inputs& inputs, const std::vector<std::string>& symbols,
-                       const Feeds& feeds) {
+DimBindings bind_feeds(const std::string& program, const Inputs& inputs,
+                       const std::vector<std::string>& symbols, const Feeds& feeds) {
   return Binding(program, inputs, feeds).run(symbols);
 }
 

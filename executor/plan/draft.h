@@ -1,4 +1,5 @@
-// A plan in the making: slots and steps first (layout.cpp), then order and waits (order.cpp), then memory (memory.cpp).
+// A plan in the making: slots and steps first (layout.cpp), then order and waits (order.cpp), then memory
+// (memory.cpp).
 #pragma once
 
 #include <array>
@@ -18,10 +19,10 @@ constexpr std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1
 
 /// What the stages know about a slot beside the plan's Slot.
 struct SlotNotes {
-  int home = -1;         // the slot whose memory this one uses (itself, or one that it is an alias of)
-  int bucket = -1;       // number of the all-reduce whose bucket it lives in
-  bool live_out = false; // read after the last step
-  int writer = -1;       // first step that writes it
+  int home = -1;          // the slot whose memory this one uses (itself, or one that it is an alias of)
+  int bucket = -1;        // number of the all-reduce whose bucket it lives in
+  bool live_out = false;  // read after the last step
+  int writer = -1;        // first step that writes it
 };
 
 /// `update param <- source`, as slots.
@@ -36,11 +37,11 @@ struct Draft {
   const Graph& graph;
   const Device& device;
   Plan plan;
-  std::vector<SlotNotes> notes;              // by slot
-  std::vector<std::array<int, 2>> slot_of;   // by value and layout
+  std::vector<SlotNotes> notes;             // by slot
+  std::vector<std::array<int, 2>> slot_of;  // by value and layout
   std::vector<SlotUpdate> updates;
-  std::vector<std::vector<int>> buckets;     // slots of each all-reduce, in order of its operands
-  std::vector<Clock> before;                 // by step: what is finished when it starts
+  std::vector<std::vector<int>> buckets;  // slots of each all-reduce, in order of its operands
+  std::vector<Clock> before;              // by step: what is finished when it starts
 
   Slot& slot(int i) { return plan.slots[static_cast<std::size_t>(i)]; }
   SlotNotes& note(int i) { return notes[static_cast<std::size_t>(i)]; }
@@ -56,9 +57,11 @@ struct Draft {
 /// Whether N,H,W,C order of this shape is the same bytes as N,C,H,W order.
 bool layouts_agree(const Ints& shape);
 
-/// Fills slots and steps: kernels, layouts, reorders, bucket copies, what outputs and updates need. No memory yet.
+/// Fills slots and steps: kernels, layouts, reorders, bucket copies, what outputs and updates need. No memory
+/// yet.
 void lay_out(Draft& draft);
-/// Sets waits and clocks of all steps, decides which updates happen in place, and appends copies for the others.
+/// Sets waits and clocks of all steps, decides which updates happen in place, and appends copies for the
+/// others.
 void put_in_order(Draft& draft);
 /// Gives every slot and scratch its region and offset.
 void place(Draft& draft, const StateLayout& state);
@@ -68,8 +71,9 @@ struct Block {
   std::size_t bytes = 0;
   int begin = 0, end = 0;
 };
-/// Offsets (multiples of 64) such that blocks whose times overlap do not share bytes, and the size of the whole. Biggest
-/// first into the tightest gap; beyond a few thousand blocks in order of time, which takes n log n.
+/// Offsets (multiples of 64) such that blocks whose times overlap do not share bytes, and the size of the
+/// whole. Biggest first into the tightest gap; beyond a few thousand blocks in order of time, which takes n
+/// log n.
 std::pair<std::vector<std::size_t>, std::size_t> pack(const std::vector<Block>& blocks);
 
 }  // namespace onnxddp

@@ -21,7 +21,8 @@ void wait_for(const std::atomic<int>& value, int wanted) {
     if (value.load(std::memory_order_acquire) >= wanted) return;
     pause();
   }
-  for (int seen = value.load(std::memory_order_acquire); seen < wanted; seen = value.load(std::memory_order_acquire))
+  for (int seen = value.load(std::memory_order_acquire); seen < wanted;
+       seen = value.load(std::memory_order_acquire))
     value.wait(seen, std::memory_order_acquire);
 }
 

@@ -31,8 +31,9 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  /// Runs `mine` on this thread and, if there are any, `collectives` on the comm thread, which is started when it is
-  /// first needed; returns when both are through. Rethrows the first exception, with the step as its place.
+  /// Runs `mine` on this thread and, if there are any, `collectives` on the comm thread, which is started
+  /// when it is first needed; returns when both are through. Rethrows the first exception, with the step as
+  /// its place.
   void run(const std::vector<Call>& mine, const std::vector<Call>& collectives);
 
  private:
@@ -46,8 +47,8 @@ class Lanes {
   void fail(Progress& own);
 
   Communicator& communicator_;
-  const std::vector<Call>* job_ = nullptr;   // valid while a job runs
-  Progress mine_{-1}, comm_{-1};             // last finished step that was awaited
+  const std::vector<Call>* job_ = nullptr;  // valid while a job runs
+  Progress mine_{-1}, comm_{-1};            // last finished step that was awaited
   std::atomic<bool> failed_{false}, quit_{false};
   std::atomic<int> started_{0}, finished_{0};  // jobs of the comm thread
   std::exception_ptr comm_error_;

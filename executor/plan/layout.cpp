@@ -1,4 +1,5 @@
-// Which kernel, which layout: turns nodes into steps over slots, and puts reorders where a layout changes hands.
+// Which kernel, which layout: turns nodes into steps over slots, and puts reorders where a layout changes
+// hands.
 #include <algorithm>
 #include <set>
 
@@ -89,7 +90,8 @@ class LayOut {
     return index;
   }
 
-  /// Adds the slot that readers of the value in this layout find; one-channel and one-pixel values serve both layouts.
+  /// Adds the slot that readers of the value in this layout find; one-channel and one-pixel values serve both
+  /// layouts.
   int define(ValueId id, Layout layout, Region region, const std::string& suffix = {}) {
     const int index = add_slot(id, layout, region, suffix);
     auto& of = d_.slot_of[static_cast<std::size_t>(id.index)];
@@ -125,7 +127,8 @@ class LayOut {
 
   PlanContext context_for(const Node& node) const {
     std::vector<SlotType> inputs, outputs;
-    for (const ValueId x : node.inputs) inputs.push_back(x ? type_at_hand(x) : SlotType{DType::f32, {0}, Layout::dense});
+    for (const ValueId x : node.inputs)
+      inputs.push_back(x ? type_at_hand(x) : SlotType{DType::f32, {0}, Layout::dense});
     for (const ValueId y : node.outputs) {
       SlotType type{DType::f32, {0}, Layout::dense};
       if (y) type = {g_.value(y).type.dtype, static_shape(g_.value(y).type.shape), Layout::dense};
@@ -134,7 +137,8 @@ class LayOut {
     return PlanContext(g_, node, std::move(inputs), std::move(outputs), d_.device.threads());
   }
 
-  /// Elementwise ops compute in N,H,W,C when an operand of the result's shape is there: its convolution wants it so.
+  /// Elementwise ops compute in N,H,W,C when an operand of the result's shape is there: its convolution wants
+  /// it so.
   static void follow(PlanContext& c) {
     for (SlotType& y : c.outputs) {
       if (y.shape.size() != 4) continue;
@@ -185,7 +189,8 @@ class LayOut {
       step.reads.push_back(node.inputs[i] ? slot_for(node.inputs[i], context.inputs[i].layout) : -1);
     if (step.op == "AllReduce") fill_bucket(id, node, step);
     const int index = static_cast<int>(d_.plan.steps.size());
-    for (std::size_t i = 0; i < node.outputs.size(); ++i) step.writes.push_back(add_result(node, i, context, index));
+    for (std::size_t i = 0; i < node.outputs.size(); ++i)
+      step.writes.push_back(add_result(node, i, context, index));
     if (step.op == "AllReduce")
       for (std::size_t i = 0; i < step.writes.size(); ++i) d_.note(step.writes[i]).home = step.reads[i];
     try {
@@ -210,7 +215,8 @@ class LayOut {
   /// Whether the operand may live in the bucket itself: after the reduction nobody may want the local value.
   bool fits_bucket(NodeId reduce, ValueId id, int slot) {
     const Value& value = g_.value(id);
-    if (value.kind != Kind::computed || kept_.count(id) || d_.slot(slot).region != Region::arena) return false;
+    if (value.kind != Kind::computed || kept_.count(id) || d_.slot(slot).region != Region::arena)
+      return false;
     if (d_.note(slot).home != slot || d_.note(slot).bucket >= 0) return false;
     int operands = 0;
     for (const NodeId user : users_[static_cast<std::size_t>(id.index)]) {
@@ -284,7 +290,7 @@ class LayOut {
   const Graph& g_;
   std::vector<int> position_;  // by node: place in the order
   std::vector<std::vector<NodeId>> users_;
-  std::set<ValueId> kept_;     // read after the last node
+  std::set<ValueId> kept_;  // read after the last node
 };
 
 }  // namespace

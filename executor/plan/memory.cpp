@@ -16,7 +16,8 @@ constexpr std::size_t kManyBlocks = 3000;
 std::pair<std::vector<std::size_t>, std::size_t> pack_by_size(const std::vector<Block>& blocks) {
   std::vector<std::size_t> order(blocks.size()), offsets(blocks.size(), 0), placed;
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return blocks[a].bytes > blocks[b].bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return blocks[a].bytes > blocks[b].bytes; });
   std::size_t total = 0;
   for (const std::size_t i : order) {
     const std::size_t size = padded(blocks[i].bytes);
@@ -29,7 +30,8 @@ std::pair<std::vector<std::size_t>, std::size_t> pack_by_size(const std::vector<
     offsets[i] = best_gap == std::numeric_limits<std::size_t>::max() ? top : best;
     total = std::max(total, offsets[i] + size);
     placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
-                                   [&](std::size_t a, std::size_t b) { return offsets[a] < offsets[b]; }), i);
+                                   [&](std::size_t a, std::size_t b) { return offsets[a] < offsets[b]; }),
+                  i);
   }
   return {std::move(offsets), total};
 }
@@ -96,15 +98,18 @@ std::pair<std::vector<std::size_t>, std::size_t> pack_by_time(const std::vector<
   for (std::size_t i = 0; i < births.size(); ++i) births[i] = i;
   deaths = births;
   std::stable_sort(births.begin(), births.end(), [&](std::size_t a, std::size_t b) {
-    return blocks[a].begin != blocks[b].begin ? blocks[a].begin < blocks[b].begin : blocks[a].bytes > blocks[b].bytes;
+    return blocks[a].begin != blocks[b].begin ? blocks[a].begin < blocks[b].begin
+                                              : blocks[a].bytes > blocks[b].bytes;
   });
-  std::stable_sort(deaths.begin(), deaths.end(), [&](std::size_t a, std::size_t b) { return blocks[a].end < blocks[b].end; });
+  std::stable_sort(deaths.begin(), deaths.end(),
+                   [&](std::size_t a, std::size_t b) { return blocks[a].end < blocks[b].end; });
   std::vector<std::size_t> offsets(blocks.size(), 0);
   FreeList free;
   std::size_t dead = 0;
   for (const std::size_t i : births) {
     for (; dead < deaths.size() && blocks[deaths[dead]].end < blocks[i].begin; ++dead)
-      if (blocks[deaths[dead]].bytes > 0) free.give(offsets[deaths[dead]], padded(blocks[deaths[dead]].bytes));
+      if (blocks[deaths[dead]].bytes > 0)
+        free.give(offsets[deaths[dead]], padded(blocks[deaths[dead]].bytes));
     if (blocks[i].bytes > 0) offsets[i] = free.take(padded(blocks[i].bytes));
   }
   return {std::move(offsets), free.top()};
@@ -150,7 +155,9 @@ class Place {
     for (std::size_t s = 0; s < d_.plan.steps.size(); ++s)
       for (const auto* slots : {&d_.plan.steps[s].reads, &d_.plan.steps[s].writes})
         for (const int i : *slots)
-          if (i >= 0) last_use(d_.home(i))[static_cast<std::size_t>(lane_index(d_.plan.steps[s].lane))] = static_cast<int>(s);
+          if (i >= 0)
+            last_use(d_.home(i))[static_cast<std::size_t>(lane_index(d_.plan.steps[s].lane))] =
+                static_cast<int>(s);
     for (std::size_t i = 0; i < d_.notes.size(); ++i)
       if (d_.notes[i].live_out) live_out_[static_cast<std::size_t>(d_.home(static_cast<int>(i)))] = true;
   }
@@ -160,9 +167,11 @@ class Place {
     if (!step(s).node) return;
     std::set<int> taken;
     for (const auto& [in, out] : d_.graph.node(step(s).node).op->traits.in_place) {
-      if (static_cast<std::size_t>(in) >= step(s).reads.size() || static_cast<std::size_t>(out) >= step(s).writes.size())
+      if (static_cast<std::size_t>(in) >= step(s).reads.size() ||
+          static_cast<std::size_t>(out) >= step(s).writes.size())
         continue;
-      const int x = step(s).reads[static_cast<std::size_t>(in)], y = step(s).writes[static_cast<std::size_t>(out)];
+      const int x = step(s).reads[static_cast<std::size_t>(in)],
+                y = step(s).writes[static_cast<std::size_t>(out)];
       if (x < 0 || y < 0 || !may_alias(s, x, y) || !taken.insert(d_.home(x)).second) continue;
       merge(d_.home(x), y);
     }
@@ -171,7 +180,9 @@ class Place {
   bool may_alias(int s, int x, int y) {
     const int home = d_.home(x);
     const SlotNotes& result = d_.note(y);
-    if (result.home != y || result.bucket >= 0 || result.writer != s || live_out_[static_cast<std::size_t>(home)]) return false;
+    if (result.home != y || result.bucket >= 0 || result.writer != s ||
+        live_out_[static_cast<std::size_t>(home)])
+      return false;
     const Region region = d_.slot(home).region;
     if (region != Region::arena && region != Region::grads) return false;
     const SlotType &a = d_.slot(x).type, &b = d_.slot(y).type;
@@ -204,7 +215,8 @@ class Place {
 
   void place_state() {
     for (Slot& slot : d_.plan.slots)
-      if (slot.region == Region::state && slot.view_of < 0) slot.offset = state_.offsets.find(slot.name)->second.first;
+      if (slot.region == Region::state && slot.view_of < 0)
+        slot.offset = state_.offsets.find(slot.name)->second.first;
     d_.plan.state_bytes = state_.bytes;
   }
 
@@ -231,7 +243,8 @@ class Place {
     if (value.data) return *value.data;
     CHECK(value.ints, "constant '", value.name, "' has no contents");
     HostTensor data(value.type.dtype, static_shape(value.type.shape));
-    CHECK(data.numel() == static_cast<std::int64_t>(value.ints->size()), "contents of '", value.name, "' do not fill it");
+    CHECK(data.numel() == static_cast<std::int64_t>(value.ints->size()), "contents of '", value.name,
+          "' do not fill it");
     for (std::size_t i = 0; i < value.ints->size(); ++i) {
       const std::int64_t number = (*value.ints)[i].value();
       if (value.type.dtype == DType::i64) {
@@ -278,7 +291,8 @@ class Place {
     for (std::size_t i = 0; i < block_of.size(); ++i)
       if (block_of[i] >= 0) d_.plan.slots[i].offset = offsets[static_cast<std::size_t>(block_of[i])];
     for (std::size_t s = 0; s < scratch_of.size(); ++s)
-      if (scratch_of[s] >= 0) d_.plan.steps[s].scratch_offset = offsets[static_cast<std::size_t>(scratch_of[s])];
+      if (scratch_of[s] >= 0)
+        d_.plan.steps[s].scratch_offset = offsets[static_cast<std::size_t>(scratch_of[s])];
     d_.plan.arena_bytes = total;
   }
 
@@ -287,16 +301,17 @@ class Place {
       lanes_[static_cast<std::size_t>(lane_index(d_.plan.steps[s].lane))].push_back(static_cast<int>(s));
   }
 
-  // The time of a step is its place in the plan. A step of the comm or copy lane takes up, beside its own place, those of the
-  // lanes before its own (by number) that may run at the same time: then two blocks whose times are disjoint are used by
-  // steps that are ordered, whichever lanes they are on.
+  // The time of a step is its place in the plan. A step of the comm or copy lane takes up, beside its own
+  // place, those of the lanes before its own (by number) that may run at the same time: then two blocks whose
+  // times are disjoint are used by steps that are ordered, whichever lanes they are on.
 
   /// The first such place of step s.
   int earliest(int s) {
     int first = s;
     const std::size_t own = static_cast<std::size_t>(lane_index(step(s).lane));
     for (std::size_t l = 0; l < own; ++l) {
-      const auto it = std::upper_bound(lanes_[l].begin(), lanes_[l].end(), d_.before[static_cast<std::size_t>(s)][l]);
+      const auto it =
+          std::upper_bound(lanes_[l].begin(), lanes_[l].end(), d_.before[static_cast<std::size_t>(s)][l]);
       if (it != lanes_[l].end()) first = std::min(first, *it);
     }
     return first;
@@ -317,8 +332,8 @@ class Place {
 
   Draft& d_;
   const StateLayout& state_;
-  std::vector<Clock> last_use_;    // by home slot
-  std::vector<bool> live_out_;     // by home slot
+  std::vector<Clock> last_use_;                 // by home slot
+  std::vector<bool> live_out_;                  // by home slot
   std::array<std::vector<int>, kLanes> lanes_;  // steps of each lane
 };
 

@@ -29,7 +29,8 @@ class Order {
   int& last_write(int home) { return last_write_[static_cast<std::size_t>(home)]; }
   Clock& last_use(int home) { return last_use_[static_cast<std::size_t>(home)]; }
 
-  /// Sets the step's clock and waits: after the writers of what it reads, after all users of what it overwrites.
+  /// Sets the step's clock and waits: after the writers of what it reads, after all users of what it
+  /// overwrites.
   void enter(int s) {
     const int lane = lane_index(step(s).lane);
     Clock needs = kNever;
@@ -39,7 +40,8 @@ class Order {
       if (w >= 0)
         for (const int use : last_use(d_.home(w))) need(needs, use);
     Clock known = kNever;
-    if (const int previous = last_on_lane_[static_cast<std::size_t>(lane)]; previous >= 0) learn(known, previous);
+    if (const int previous = last_on_lane_[static_cast<std::size_t>(lane)]; previous >= 0)
+      learn(known, previous);
     std::sort(needs.begin(), needs.end(), std::greater<>());  // the latest first: it may cover the others
     for (const int t : needs) {
       if (t < 0 || known[static_cast<std::size_t>(lane_index(step(t).lane))] >= t) continue;
@@ -92,7 +94,8 @@ class Order {
   bool try_in_place(SlotUpdate& update) {
     SlotNotes& source = d_.note(update.source);
     const int s = source.writer;
-    if (source.home != update.source || source.bucket >= 0 || s < 0 || step(s).lane != Lane::compute) return false;
+    if (source.home != update.source || source.bucket >= 0 || s < 0 || step(s).lane != Lane::compute)
+      return false;
     const Clock& readers = last_use(update.param);
     for (std::size_t l = 0; l < kLanes; ++l) {
       if (readers[l] <= before(s)[l]) continue;
@@ -107,8 +110,8 @@ class Order {
 
   Draft& d_;
   Clock last_on_lane_ = kNever;
-  std::vector<int> last_write_;   // by home slot
-  std::vector<Clock> last_use_;   // by home slot: reads and writes
+  std::vector<int> last_write_;  // by home slot
+  std::vector<Clock> last_use_;  // by home slot: reads and writes
 };
 
 }  // namespace

@@ -10,12 +10,18 @@ namespace onnxddp {
 
 std::string_view region_name(Region region) {
   switch (region) {
-    case Region::feeds: return "feeds";
-    case Region::state: return "state";
-    case Region::grads: return "grads";
-    case Region::arena: return "arena";
-    case Region::constants: return "constants";
-    case Region::none: break;
+    case Region::feeds:
+      return "feeds";
+    case Region::state:
+      return "state";
+    case Region::grads:
+      return "grads";
+    case Region::arena:
+      return "arena";
+    case Region::constants:
+      return "constants";
+    case Region::none:
+      break;
   }
   return "none";
 }
@@ -24,15 +30,18 @@ void add_states(const Graph& graph, StateLayout& state) {
   for (const ValueId id : graph.params) {
     const Value& value = graph.value(id);
     if (!is_static(value.type.shape)) {
-      throw Error(cat("'", value.name, "' persists between steps, so its shape must be known before the first one"))
+      throw Error(
+          cat("'", value.name, "' persists between steps, so its shape must be known before the first one"))
           .at(cat(value.name, ": ", value.type));
     }
-    const std::size_t bytes = SlotType{value.type.dtype, static_shape(value.type.shape), Layout::dense}.bytes();
+    const std::size_t bytes =
+        SlotType{value.type.dtype, static_shape(value.type.shape), Layout::dense}.bytes();
     const auto [it, fresh] = state.offsets.try_emplace(value.name, state.bytes, bytes);
     if (fresh) {
       state.bytes += padded(bytes);
     } else if (it->second.second != bytes) {
-      throw Error(cat("'", value.name, "' has ", bytes, " bytes here and ", it->second.second, " in another program"))
+      throw Error(
+          cat("'", value.name, "' has ", bytes, " bytes here and ", it->second.second, " in another program"))
           .at(cat(value.name, ": ", value.type));
     }
   }
@@ -56,7 +65,8 @@ std::string size_str(std::size_t bytes) {
   if (bytes < 1024) return cat(bytes, "B");
   const bool mib = bytes >= 1024 * 1024;
   char text[32];
-  std::snprintf(text, sizeof text, mib ? "%.1fMiB" : "%.1fKiB", static_cast<double>(bytes) / (mib ? 1024. * 1024. : 1024.));
+  std::snprintf(text, sizeof text, mib ? "%.1fMiB" : "%.1fKiB",
+                static_cast<double>(bytes) / (mib ? 1024. * 1024. : 1024.));
   return text;
 }
 
@@ -83,7 +93,8 @@ class Dump {
     for (const auto& cells : rows) {
       std::string line(2 + widths[0] - cells[0].size(), ' ');
       line += cells[0];
-      for (std::size_t i = 1; i < cells.size(); ++i) line += cat("  ", cells[i], std::string(widths[i] - cells[i].size(), ' '));
+      for (std::size_t i = 1; i < cells.size(); ++i)
+        line += cat("  ", cells[i], std::string(widths[i] - cells[i].size(), ' '));
       line.erase(line.find_last_not_of(' ') + 1);
       out += line + "\n";
     }
@@ -98,9 +109,9 @@ class Dump {
   std::string header() const {
     std::string out = cat("plan ", plan_.name);
     for (const auto& [name, value] : plan_.dims) out += cat(" ", name, "=", value);
-    return out + cat(" device=", plan_.device, " state=", size_str(plan_.state_bytes), " grads=", size_str(plan_.grads_bytes),
-                     " arena=", size_str(plan_.arena_bytes), " steps=", plan_.steps.size(),
-                     " collectives=", plan_.collectives, "\n");
+    return out + cat(" device=", plan_.device, " state=", size_str(plan_.state_bytes),
+                     " grads=", size_str(plan_.grads_bytes), " arena=", size_str(plan_.arena_bytes),
+                     " steps=", plan_.steps.size(), " collectives=", plan_.collectives, "\n");
   }
 
   static std::string_view lane_name(Lane lane) {
@@ -128,7 +139,9 @@ class Dump {
   std::vector<std::string> row(std::size_t index) const {
     const Step& step = plan_.steps[index];
     std::string reads, writes, places, waits;
-    const auto add = [](std::string& cell, const std::string& word) { cell += cell.empty() ? word : " " + word; };
+    const auto add = [](std::string& cell, const std::string& word) {
+      cell += cell.empty() ? word : " " + word;
+    };
     for (const int i : step.reads) add(reads, i < 0 ? "_" : at(i).name);
     std::string last;
     for (const int i : step.writes) {

@@ -19,8 +19,8 @@ constexpr int kNext = -3;     // a param's value for the next step
 struct Bytes {
   std::size_t end = 0;
   int owner = kNobody;
-  int writer = -1;                  // step; -1: before the first
-  Known readers = {-1, -1, -1};     // last by lane
+  int writer = -1;               // step; -1: before the first
+  Known readers = {-1, -1, -1};  // last by lane
 };
 
 class Check {
@@ -38,12 +38,14 @@ class Check {
       check_waits(step);
       for (const int r : step.reads)
         if (r >= 0) read(r);
-      if (step.scratch_bytes > 0) write({Region::arena, step.scratch_offset, step.scratch_bytes}, kScratch, "scratch");
+      if (step.scratch_bytes > 0)
+        write({Region::arena, step.scratch_offset, step.scratch_bytes}, kScratch, "scratch");
       for (const int w : step.writes)
         if (w >= 0) write(w);
     }
     at_ = static_cast<int>(plan_.steps.size());
-    if (collectives != plan_.collectives) fail("there are ", collectives, " collectives, the plan says ", plan_.collectives);
+    if (collectives != plan_.collectives)
+      fail("there are ", collectives, " collectives, the plan says ", plan_.collectives);
     known_.push_back({at_, at_, at_});  // all lanes are joined before outputs are fetched
     for (const auto& [name, slot] : plan_.outputs) read(slot);
   }
@@ -73,19 +75,26 @@ class Check {
 
   std::size_t region_bytes(Region region) const {
     switch (region) {
-      case Region::feeds: return plan_.feeds_bytes;
-      case Region::state: return plan_.state_bytes;
-      case Region::grads: return plan_.grads_bytes;
-      case Region::arena: return plan_.arena_bytes;
-      case Region::constants: return plan_.constants_bytes;
-      case Region::none: break;
+      case Region::feeds:
+        return plan_.feeds_bytes;
+      case Region::state:
+        return plan_.state_bytes;
+      case Region::grads:
+        return plan_.grads_bytes;
+      case Region::arena:
+        return plan_.arena_bytes;
+      case Region::constants:
+        return plan_.constants_bytes;
+      case Region::none:
+        break;
     }
     return 0;
   }
 
   void check_slots() const {
     for (const Slot& s : plan_.slots) {
-      if (s.bytes != s.type.bytes()) fail("'", s.name, "' has ", s.bytes, " bytes, its type ", s.type.bytes());
+      if (s.bytes != s.type.bytes())
+        fail("'", s.name, "' has ", s.bytes, " bytes, its type ", s.type.bytes());
       if (s.region == Region::none) fail("'", s.name, "' is nowhere");
       if (s.offset % 64 != 0) fail("'", s.name, "' is not aligned");
       if (s.offset + s.bytes > region_bytes(s.region)) fail("'", s.name, "' leaves ", region_name(s.region));
@@ -96,10 +105,11 @@ class Check {
     }
   }
 
-  /// Who owns which bytes before the first step. The first slot at a place of the state is the param itself: values
-  /// that move in come later in the plan.
+  /// Who owns which bytes before the first step. The first slot at a place of the state is the param itself:
+  /// values that move in come later in the plan.
   void fill_regions() {
-    for (int i = 0; i < 6; ++i) maps_[static_cast<std::size_t>(i)][0] = {region_bytes(static_cast<Region>(i))};
+    for (int i = 0; i < 6; ++i)
+      maps_[static_cast<std::size_t>(i)][0] = {region_bytes(static_cast<Region>(i))};
     for (std::size_t i = 0; i < plan_.slots.size(); ++i) {
       const Slot& s = plan_.slots[i];
       if (s.bytes == 0 || s.view_of >= 0) continue;
@@ -142,7 +152,8 @@ class Check {
   /// Splits the region's ranges at both ends of `range`; returns the first within.
   Map::iterator cut(const Range& range) {
     Map& all = map(range.region);
-    if (range.offset + range.bytes > region_bytes(range.region)) fail("touches bytes outside of ", region_name(range.region));
+    if (range.offset + range.bytes > region_bytes(range.region))
+      fail("touches bytes outside of ", region_name(range.region));
     for (const std::size_t at : {range.offset, range.offset + range.bytes}) {
       auto it = std::prev(all.upper_bound(at));
       if (it->first == at || at >= it->second.end) continue;
@@ -160,7 +171,8 @@ class Check {
     for (auto it = cut(range); it != map(s.region).end() && it->first < s.offset + s.bytes; ++it) {
       Bytes& b = it->second;
       if (b.owner == kNobody) fail("reads '", s.name, "' before it is written");
-      if (s.region != Region::constants && b.owner != root(i)) fail("reads '", s.name, "' where ", owner_name(b.owner), " is");
+      if (s.region != Region::constants && b.owner != root(i))
+        fail("reads '", s.name, "' where ", owner_name(b.owner), " is");
       if (!finished(b.writer)) fail("reads '", s.name, "' without waiting for step ", b.writer);
       if (static_cast<std::size_t>(at_) < plan_.steps.size())
         b.readers[static_cast<std::size_t>(plan_.steps[static_cast<std::size_t>(at_)].lane)] = at_;
@@ -170,7 +182,8 @@ class Check {
   void write(int i) {
     const Slot& s = slot(i);
     if (s.view_of >= 0) fail("writes the view '", s.name, "'");
-    if (s.region == Region::feeds || s.region == Region::constants) fail("writes '", s.name, "' in ", region_name(s.region));
+    if (s.region == Region::feeds || s.region == Region::constants)
+      fail("writes '", s.name, "' in ", region_name(s.region));
     if (s.bytes == 0) return;
     check_in_place(s);
     write({s.region, s.offset, s.bytes}, param_.count(static_cast<std::size_t>(i)) ? kNext : i, s.name);
@@ -178,9 +191,11 @@ class Check {
 
   void write(const Range& range, int owner, const std::string& name) {
     auto it = cut(range);
-    for (auto each = it; each != map(range.region).end() && each->first < range.offset + range.bytes; ++each) {
+    for (auto each = it; each != map(range.region).end() && each->first < range.offset + range.bytes;
+         ++each) {
       const Bytes& b = each->second;
-      if (b.writer == at_ || !finished(b.writer)) fail("writes '", name, "' without waiting for step ", b.writer);
+      if (b.writer == at_ || !finished(b.writer))
+        fail("writes '", name, "' without waiting for step ", b.writer);
       for (const int reader : b.readers) {
         if (reader == at_ ? owner == kScratch : !finished(reader))
           fail("writes '", name, "' over ", owner_name(b.owner), ", which step ", reader, " reads");
@@ -197,15 +212,16 @@ class Check {
       if (r < 0) continue;
       const Slot& x = slot(r);
       if (x.region != y.region || x.offset + x.bytes <= y.offset || y.offset + y.bytes <= x.offset) continue;
-      if (x.offset != y.offset || x.bytes != y.bytes) fail("writes '", y.name, "' over a part of its operand '", x.name, "'");
+      if (x.offset != y.offset || x.bytes != y.bytes)
+        fail("writes '", y.name, "' over a part of its operand '", x.name, "'");
     }
   }
 
   const Plan& plan_;
-  std::array<Map, 6> maps_;       // by region: where each range begins
+  std::array<Map, 6> maps_;            // by region: where each range begins
   std::map<std::size_t, bool> param_;  // slots that hold their value when the step begins
-  std::vector<Known> known_;      // by step
-  Known previous_ = {-1, -1, -1}; // by lane
+  std::vector<Known> known_;           // by step
+  Known previous_ = {-1, -1, -1};      // by lane
   int at_ = -1;
 };
 
@@ -233,7 +249,8 @@ void plan_check_ranks(const std::vector<const Plan*>& ranks) {
     for (std::size_t i = 0; i < std::max(calls[0].size(), calls[r].size()); ++i) {
       const std::string mine = i < calls[r].size() ? calls[r][i] : "nothing";
       const std::string first = i < calls[0].size() ? calls[0][i] : "nothing";
-      if (mine != first) throw InternalError(cat("collective ", i, ": rank 0 issues ", first, ", rank ", r, " ", mine));
+      if (mine != first)
+        throw InternalError(cat("collective ", i, ": rank 0 issues ", first, ", rank ", r, " ", mine));
     }
   }
 }

@@ -11,15 +11,17 @@ namespace onnxddp {
 namespace {
 
 constexpr std::size_t kCachedPlans = 8;
-/// Up to so many bytes per step collectives run on the compute thread, in the plan's order: handing them to another
-/// thread would cost more than it could hide.
+/// Up to so many bytes per step collectives run on the compute thread, in the plan's order: handing them to
+/// another thread would cost more than it could hide.
 constexpr std::size_t kSmallCollectives = 32 * 1024;
 
 /// Device memory of one owner.
 class Memory {
  public:
   explicit Memory(Device& device) : device_(&device) {}
-  Memory(Memory&& other) noexcept : device_(other.device_), data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+  Memory(Memory&& other) noexcept : device_(other.device_), data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+  }
   Memory& operator=(Memory&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(data_, other.data_);
@@ -68,7 +70,8 @@ struct Program {
 }  // namespace
 
 struct Session::Impl {
-  Impl(Device& d, Communicator& c) : device(d), communicator(c), state(d), feeds(d), grads(d), arena(d), lanes(c) {}
+  Impl(Device& d, Communicator& c)
+      : device(d), communicator(c), state(d), feeds(d), grads(d), arena(d), lanes(c) {}
 
   struct State {
     TensorType type;
@@ -92,7 +95,8 @@ struct Session::Impl {
 
   const State& find_state(const std::string& name) const {
     const auto it = states.find(name);
-    if (it == states.end()) throw Error(cat("no program has a tensor '", name, "' that persists between steps"));
+    if (it == states.end())
+      throw Error(cat("no program has a tensor '", name, "' that persists between steps"));
     return it->second;
   }
 
@@ -102,7 +106,8 @@ struct Session::Impl {
       const Value& value = graph.value(id);
       const auto it = states.find(value.name);
       if (it != states.end() && it->second.type != value.type)
-        throw Error(cat("'", value.name, "' is ", value.type, " in '", name, "' and ", it->second.type, " in another program"));
+        throw Error(cat("'", value.name, "' is ", value.type, " in '", name, "' and ", it->second.type,
+                        " in another program"));
     }
     StateLayout grown = layout;
     add_states(graph, grown);
@@ -115,8 +120,10 @@ struct Session::Impl {
     }
     Program& program = programs[name];
     program.graph = graph;
-    for (const ValueId id : graph.inputs) program.inputs.emplace_back(graph.value(id).name, graph.value(id).type);
-    std::sort(program.inputs.begin(), program.inputs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const ValueId id : graph.inputs)
+      program.inputs.emplace_back(graph.value(id).name, graph.value(id).type);
+    std::sort(program.inputs.begin(), program.inputs.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
     program.symbols = free_symbols(graph);
   }
 
@@ -158,7 +165,9 @@ struct Session::Impl {
 
   /// Plans share this memory: it is as large as the largest needs.
   void reserve(const Plan& plan) {
-    if (plan.feeds_bytes <= feeds.bytes() && plan.grads_bytes <= grads.bytes() && plan.arena_bytes <= arena.bytes()) return;
+    if (plan.feeds_bytes <= feeds.bytes() && plan.grads_bytes <= grads.bytes() &&
+        plan.arena_bytes <= arena.bytes())
+      return;
     ++generation;
     feeds.grow(plan.feeds_bytes);
     grads.grow(plan.grads_bytes);
@@ -167,12 +176,18 @@ struct Session::Impl {
 
   void* address(const Prepared& p, const Slot& slot) const {
     switch (slot.region) {
-      case Region::feeds: return feeds.data() + slot.offset;
-      case Region::state: return state.data() + slot.offset;
-      case Region::grads: return grads.data() + slot.offset;
-      case Region::arena: return arena.data() + slot.offset;
-      case Region::constants: return p.constants.data() + slot.offset;
-      case Region::none: break;
+      case Region::feeds:
+        return feeds.data() + slot.offset;
+      case Region::state:
+        return state.data() + slot.offset;
+      case Region::grads:
+        return grads.data() + slot.offset;
+      case Region::arena:
+        return arena.data() + slot.offset;
+      case Region::constants:
+        return p.constants.data() + slot.offset;
+      case Region::none:
+        break;
     }
     return nullptr;
   }
@@ -203,7 +218,8 @@ struct Session::Impl {
         if (apart[s] != apart[static_cast<std::size_t>(w)]) call.wait = std::max(call.wait, w);
       (apart[s] ? p.collectives : p.calls).push_back(call);
     }
-    for (const auto& [one, other] : {std::pair(&p.calls, &p.collectives), std::pair(&p.collectives, &p.calls)})
+    for (const auto& [one, other] :
+         {std::pair(&p.calls, &p.collectives), std::pair(&p.collectives, &p.calls)})
       mark_awaited(*one, *other);
     p.feeds.clear();
     p.feed_pointers.clear();
@@ -242,7 +258,9 @@ struct Session::Impl {
     std::size_t i = 0;
     for (const auto& [name, tensor] : given) {
       const Slot& slot = *p.feeds[i];
-      if (slot.type.dtype != tensor.dtype() || slot.type.shape != tensor.shape() || program.inputs[i].first != name) return false;
+      if (slot.type.dtype != tensor.dtype() || slot.type.shape != tensor.shape() ||
+          program.inputs[i].first != name)
+        return false;
       ++i;
     }
     return true;
@@ -265,7 +283,8 @@ struct Session::Impl {
   }
 };
 
-Session::Session(Device& device, Communicator& communicator) : impl_(std::make_unique<Impl>(device, communicator)) {}
+Session::Session(Device& device, Communicator& communicator)
+    : impl_(std::make_unique<Impl>(device, communicator)) {}
 Session::~Session() = default;
 
 void Session::add_program(const std::string& name, const Graph& graph) { impl_->add_program(name, graph); }
@@ -274,7 +293,8 @@ const Graph& Session::program(const std::string& name) const { return impl_->pro
 
 void Session::set_state(const std::string& name, const HostTensor& value) {
   const Impl::State& s = impl_->find_state(name);
-  if (s.type != value.type()) throw Error(cat("'", name, "' is ", s.type, ", but ", value.type(), " is given"));
+  if (s.type != value.type())
+    throw Error(cat("'", name, "' is ", s.type, ", but ", value.type(), " is given"));
   if (s.bytes > 0) impl_->device.upload(impl_->state.data() + s.offset, value.raw(), s.bytes);
 }
 
@@ -289,7 +309,8 @@ void Session::set_scalar(const std::string& name, double value) {
   const auto it = impl_->states.find(name);
   if (it == impl_->states.end()) return;
   const TensorType& type = it->second.type;
-  set_state(name, HostTensor::full(type.dtype, numel(type.shape) == Dim(1) ? static_shape(type.shape) : Ints{}, value));
+  set_state(name, HostTensor::full(type.dtype,
+                                   numel(type.shape) == Dim(1) ? static_shape(type.shape) : Ints{}, value));
 }
 
 std::vector<std::string> Session::state_names() const {
@@ -313,8 +334,10 @@ Feeds Session::run(const std::string& name, const Feeds& feeds, const std::vecto
   impl_->lanes.run(p.calls, p.collectives);
   Feeds out;
   if (fetch.empty())
-    for (const auto& [output, slot] : p.plan.outputs) out.emplace_hint(out.end(), output, impl_->fetch(p, slot));
-  for (const std::string& output : fetch) out.emplace(output, impl_->fetch(p, p.plan.outputs.find(output)->second));
+    for (const auto& [output, slot] : p.plan.outputs)
+      out.emplace_hint(out.end(), output, impl_->fetch(p, slot));
+  for (const std::string& output : fetch)
+    out.emplace(output, impl_->fetch(p, p.plan.outputs.find(output)->second));
   return out;
 }
 

@@ -26,13 +26,14 @@ class Session {
   /// Sets / reads a param or state by name. Throws Error on a type mismatch.
   void set_state(const std::string& name, const HostTensor& value);
   HostTensor get_state(const std::string& name) const;
-  /// Small state values written every step (hyper-parameters, denominators): no-op if the name is not in any program.
+  /// Small state values written every step (hyper-parameters, denominators): no-op if the name is not in any
+  /// program.
   void set_scalar(const std::string& name, double value);
   std::vector<std::string> state_names() const;
   bool has_state(const std::string& name) const;
 
-  /// Runs one step: binds the symbols to the feeds' shapes (plan cache of 8, least recently used goes), copies feeds, runs.
-  /// Returns the graph outputs named in `fetch` (all when empty).
+  /// Runs one step: binds the symbols to the feeds' shapes (plan cache of 8, least recently used goes),
+  /// copies feeds, runs. Returns the graph outputs named in `fetch` (all when empty).
   Feeds run(const std::string& program, const Feeds& feeds, const std::vector<std::string>& fetch = {});
   /// The plan for these symbols; made if it is not cached.
   const Plan& plan(const std::string& program, const DimBindings& dims);

@@ -159,12 +159,17 @@ void Progress::step(const ProgressStep& s) {
 void Progress::epoch(const ProgressEpoch& row) {
   const std::lock_guard lock(mutex_);
   std::string out = clear();
-  if (!head_printed_)
-    out += "\nepoch  train loss   eval loss    accuracy          lr      |grad|  samples/s      time\n";
+  if (!head_printed_) {
+    has_eval_loss_ = row.eval_loss.has_value();
+    has_accuracy_ = row.accuracy.has_value();
+    out += cat("\nepoch  train loss", has_eval_loss_ ? "   eval loss" : "", has_accuracy_ ? "    accuracy" : "",
+               "          lr      |grad|  samples/s      time\n");
+  }
   head_printed_ = true;
-  out += right(cat(row.epoch), 5) + right(short_number(row.train_loss), 12) +
-         right(optional_number(row.eval_loss), 12) + right(optional_number(row.accuracy), 12) +
-         right(short_number(row.lr), 12) + right(short_number(row.grad_norm), 12) +
+  out += right(cat(row.epoch), 5) + right(short_number(row.train_loss), 12);
+  if (has_eval_loss_) out += right(optional_number(row.eval_loss), 12);
+  if (has_accuracy_) out += right(optional_number(row.accuracy), 12);
+  out += right(short_number(row.lr), 12) + right(short_number(row.grad_norm), 12) +
          right(short_count(row.samples_per_s), 11) + right(format("%.1f s", row.seconds), 10);
   if (row.best) out += options_.color ? cat("  ", kGreen, "best", kReset) : "  best";
   print(out + '\n');

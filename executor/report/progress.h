@@ -73,6 +73,7 @@ class Progress {
   ProgressOptions options_;
   std::mutex mutex_;
   bool live_ = false, head_printed_ = false;
+  bool has_eval_loss_ = false, has_accuracy_ = false;  // columns of the table, by its first row
   double last_ = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace onnxddp {
 namespace {
 
-constexpr std::int64_t kScan = 16 << 20;        // elements of a target that are looked at before the first step
+constexpr std::int64_t kScan = 16 << 20;  // elements of a target that are looked at before the first step
 constexpr std::size_t kCacheBytes = 64U << 20;  // data up to so much is kept in memory
 
 std::string array_list(const Dataset& data) {
@@ -36,13 +36,15 @@ Ints wanted_rows(const Value& input, const ArrayInfo& info, DimBindings& dims) {
   if (rows.size() == info.row_shape.size()) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::set<std::string> symbols = rows[i].symbols();
-      if (symbols.size() == 1 && rows[i] == Dim::symbol(*symbols.begin())) dims.emplace(*symbols.begin(), info.row_shape[i]);
+      if (symbols.size() == 1 && rows[i] == Dim::symbol(*symbols.begin()))
+        dims.emplace(*symbols.begin(), info.row_shape[i]);
     }
   }
   const Shape bound = bind_shape(rows, dims);
   if (is_static(bound)) return static_shape(bound);
   throw Error(cat("the data does not say how large ", shape_str(bound), " of input '", input.name, "' is"))
-      .at(cat(input.name, ": ", input.type, ", array: ", dtype_name(info.dtype), shape_str(info.row_shape), " a row"))
+      .at(cat(input.name, ": ", input.type, ", array: ", dtype_name(info.dtype), shape_str(info.row_shape),
+              " a row"))
       .hint("--dim NAME=VALUE sets a dimension");
 }
 
@@ -90,7 +92,8 @@ void scan_rows(const Dataset& data, std::size_t array, Visit&& visit) {
 
 }  // namespace
 
-std::vector<std::filesystem::path> data_files(const std::vector<std::string>& given, const std::filesystem::path& model) {
+std::vector<std::filesystem::path> data_files(const std::vector<std::string>& given,
+                                              const std::filesystem::path& model) {
   if (!given.empty()) return {given.begin(), given.end()};
   std::filesystem::path neighbour = model;
   neighbour.replace_extension(".npz");
@@ -120,7 +123,8 @@ ArrayMatch match_arrays(const Graph& graph, const Dataset& data, const std::stri
   if (!target.empty()) {
     match.target = find_array(data, target);
     if (!match.target)
-      throw usage_error(cat("--target: there is no array '", target, "'", did_you_mean(target, array_names(data))))
+      throw usage_error(
+          cat("--target: there is no array '", target, "'", did_you_mean(target, array_names(data))))
           .in(where)
           .hint("arrays: " + array_list(data));
   } else if (match.extra.size() == 1) {
@@ -128,11 +132,14 @@ ArrayMatch match_arrays(const Graph& graph, const Dataset& data, const std::stri
   } else if (needs_target && match.extra.empty()) {
     throw Error("no array is left for the target: all of them are inputs")
         .in(where)
-        .hint(cat("arrays: ", array_list(data), "; --target NAME, or --loss graph if the model computes its loss"));
+        .hint(cat("arrays: ", array_list(data),
+                  "; --target NAME, or --loss graph if the model computes its loss"));
   } else if (needs_target) {
     std::string names;
     for (const std::size_t i : match.extra) names += (names.empty() ? "" : ", ") + data.arrays()[i].name;
-    throw usage_error(cat("which array is the target? No inputs are: ", names)).in(where).hint("choose with --target NAME");
+    throw usage_error(cat("which array is the target? These are no inputs: ", names))
+        .in(where)
+        .hint("choose with --target NAME");
   }
   if (match.target) std::erase(match.extra, *match.target);
   return match;
@@ -169,16 +176,16 @@ TargetScan scan_target(const Dataset& data, std::size_t array) {
   return scan;
 }
 
-void check_labels(const Dataset& data, std::size_t array, std::int64_t classes, std::optional<std::int64_t> ignore,
-                  const std::string& where) {
+void check_labels(const Dataset& data, std::size_t array, std::int64_t classes,
+                  std::optional<std::int64_t> ignore, const std::string& where) {
   const std::string& name = data.arrays()[array].name;
   scan_rows(data, array, [&](const HostTensor& values, std::int64_t begin) {
     const std::int64_t per_row = values.numel() / std::max<std::int64_t>(1, values.shape()[0]);
     for (std::int64_t i = 0; i < values.numel(); ++i) {
       const std::int64_t label = values.as_int(i);
       if ((label >= 0 && label < classes) || (ignore && label == *ignore)) continue;
-      throw Error(cat("label out of range: array '", name, "', row ", begin + i / per_row, " has ", label, ", but the model has ",
-                      classes, " classes"))
+      throw Error(cat("label out of range: array '", name, "', row ", begin + i / per_row, " has ", label,
+                      ", but the model has ", classes, " classes"))
           .at(cat("classes count from 0: 0..", classes - 1))
           .in(where)
           .hint("correct the labels, or leave some out with --loss cross_entropy:ignore_index=N");
@@ -186,7 +193,8 @@ void check_labels(const Dataset& data, std::size_t array, std::int64_t classes, 
   });
 }
 
-std::int64_t find_class_axis(const Shape& output, const Ints& rows, const OptionMap& options, const DimBindings& dims) {
+std::int64_t find_class_axis(const Shape& output, const Ints& rows, const OptionMap& options,
+                             const DimBindings& dims) {
   const auto rank = static_cast<std::int64_t>(output.size());
   const auto fits = [&](std::int64_t axis) {
     if (axis < 1 || axis >= rank) return false;
@@ -202,8 +210,8 @@ std::int64_t find_class_axis(const Shape& output, const Ints& rows, const Option
   return fits(1) ? 1 : fits(rank - 1) ? rank - 1 : -1;
 }
 
-Column target_column(const ArrayInfo& info, std::size_t array, const std::string& loss, const OptionMap& options,
-                     const TensorType& output, const DimBindings& dims) {
+Column target_column(const ArrayInfo& info, std::size_t array, const std::string& loss,
+                     const OptionMap& options, const TensorType& output, const DimBindings& dims) {
   Column column{array, "target", info.dtype, info.row_shape};
   if (output.shape.empty()) return column;
   Shape rows = bind_shape(output.shape, dims);
@@ -216,11 +224,13 @@ Column target_column(const ArrayInfo& info, std::size_t array, const std::string
     column.dtype = output.dtype;
   }
   rows.erase(rows.begin());
-  if (is_static(rows) && without_ones(static_shape(rows)) == without_ones(info.row_shape)) column.row_shape = static_shape(rows);
+  if (is_static(rows) && without_ones(static_shape(rows)) == without_ones(info.row_shape))
+    column.row_shape = static_shape(rows);
   return column;
 }
 
-BatchSource::BatchSource(std::shared_ptr<const Dataset> data, std::vector<Column> columns, std::vector<std::int64_t> rows)
+BatchSource::BatchSource(std::shared_ptr<const Dataset> data, std::vector<Column> columns,
+                         std::vector<std::int64_t> rows)
     : data_(std::move(data)), columns_(std::move(columns)), rows_(std::move(rows)) {
   if (row_bytes() * static_cast<std::size_t>(size()) > kCacheBytes) return;
   std::vector<std::int64_t> all = rows_;
@@ -231,11 +241,14 @@ BatchSource::BatchSource(std::shared_ptr<const Dataset> data, std::vector<Column
   cache_ = collate(*data_, columns_, all);
 }
 
-std::int64_t BatchSource::size() const { return rows_.empty() ? data_->size() : static_cast<std::int64_t>(rows_.size()); }
+std::int64_t BatchSource::size() const {
+  return rows_.empty() ? data_->size() : static_cast<std::int64_t>(rows_.size());
+}
 
 std::size_t BatchSource::row_bytes() const {
   std::size_t bytes = 0;
-  for (const Column& column : columns_) bytes += static_cast<std::size_t>(numel(column.row_shape)) * dtype_size(column.dtype);
+  for (const Column& column : columns_)
+    bytes += static_cast<std::size_t>(numel(column.row_shape)) * dtype_size(column.dtype);
   return bytes;
 }
 
@@ -253,7 +266,8 @@ Feeds BatchSource::batch(std::span<const std::int64_t> positions) const {
     Ints shape = columns_[i].row_shape;
     shape.insert(shape.begin(), static_cast<std::int64_t>(positions.size()));
     HostTensor out(columns_[i].dtype, std::move(shape));
-    const std::size_t bytes = static_cast<std::size_t>(numel(columns_[i].row_shape)) * dtype_size(columns_[i].dtype);
+    const std::size_t bytes =
+        static_cast<std::size_t>(numel(columns_[i].row_shape)) * dtype_size(columns_[i].dtype);
     std::byte* to = out.mutable_raw();
     for (std::size_t k = 0; k < positions.size(); ++k)
       std::memcpy(to + k * bytes, cache_[i].raw() + static_cast<std::size_t>(positions[k]) * bytes, bytes);

@@ -10,7 +10,8 @@ constexpr std::size_t kInlineBytes = 256 * 1024;
 
 }  // namespace
 
-BatchStream::BatchStream(const BatchSource& source, const Sampler& sampler, std::int64_t epoch, std::int64_t index)
+BatchStream::BatchStream(const BatchSource& source, const Sampler& sampler, std::int64_t epoch,
+                         std::int64_t index)
     : source_(source), sampler_(sampler), epoch_(epoch), index_(index) {
   const std::size_t bytes = source.row_bytes() * static_cast<std::size_t>(sampler.options().batch_size);
   threaded_ = !source.cached() || bytes > kInlineBytes;
@@ -50,7 +51,8 @@ void BatchStream::work() {
       ready_.push_back(std::move(batch));
       changed_.notify_all();
       // Wait until half of the ring is used up: waking for every batch would cost more than it brings.
-      if (ready_.size() >= capacity_) changed_.wait(lock, [&] { return stopping_ || ready_.size() <= capacity_ / 2; });
+      if (ready_.size() >= capacity_)
+        changed_.wait(lock, [&] { return stopping_ || ready_.size() <= capacity_ / 2; });
       if (stopping_) return;
     }
   } catch (...) {

@@ -64,7 +64,18 @@ std::vector<std::string> pipeline_stages() {
   return pipeline.stages();
 }
 
+/// Master weights are float32 or float64; half precision would lose the updates.
+static void check_precision(const Graph& graph) {
+  for (const ValueId id : graph.params) {
+    const Value& value = graph.value(id);
+    if (value.kind != Kind::param || value.type.dtype == DType::f32 || value.type.dtype == DType::f64) continue;
+    throw Error(cat("parameter '", value.name, "' cannot train as ", value.type.str(), ": only f32 and f64 do"))
+        .hint(cat("export the model in float32, or leave it as it is with --freeze '", value.name, "'"));
+  }
+}
+
 Graph training_graph(const ImportedModel& model, const ProgramOptions& options, std::string_view stop, LossInfo* info) {
+  check_precision(model.graph);
   Graph graph = model.graph;
   Pipeline pipeline;
   add_front(pipeline, options, info);
@@ -84,7 +95,8 @@ Programs build_programs(const ImportedModel& model, const ImportedModel& eval_mo
   }
   if (out.trained.empty())
     throw Error("no parameter of the model is on a path to the loss, so there is nothing to train")
-        .hint("`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters");
+        .hint("`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters, --freeze REGEX takes "
+              "them away (whole names: 'conv.*')");
   if (options.accumulate > 1) out.micro = micro_graph(model, options);
   out.evaluate = inference_graph(eval_model);
   attach_loss(out.evaluate, options.loss, options.loss_options, options.loss_input, options.target_name,

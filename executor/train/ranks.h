@@ -24,8 +24,8 @@ class RankGroup {
 
   /// Runs `work` on rank 0 only; every rank gets its result, or its Error with the same report and exit code.
   std::string on_rank_zero(const std::string& key, const std::function<std::string()>& work);
-  /// Whether this rank should print the error: rank 0 always; another only if rank 0 does not report the same within a
-  /// moment. Never throws.
+  /// Whether this rank should print the error: rank 0 always; another only if rank 0 does not report the same
+  /// within a moment. Never throws.
   bool should_print(const std::string& report) noexcept;
 
  private:

@@ -29,7 +29,8 @@ std::int64_t last_number(const fs::path& model) {
 }
 
 [[noreturn]] void not_writable(const fs::path& folder, const std::string& why) {
-  throw Error(cat("cannot write to the run's folder '", folder.string(), "': ", why)).hint("--out RUN_DIR chooses another");
+  throw Error(cat("cannot write to the run's folder '", folder.string(), "': ", why))
+      .hint("--out RUN_DIR chooses another");
 }
 
 void make_folders(const fs::path& folder) {
@@ -51,6 +52,17 @@ fs::path next_run(const fs::path& model) {
 }
 
 bool is_checkpoint(const fs::path& folder) { return fs::exists(folder / "manifest.json"); }
+
+/// The run goes on from an earlier step: what it had saved after that is of another history.
+void remove_newer(const fs::path& run, std::int64_t step, std::vector<std::string>& said) {
+  if (!real_file_system().exists(run / "checkpoints")) return;
+  for (const std::string& name : real_file_system().list(run / "checkpoints")) {
+    const std::int64_t number = run_number(name, "step");
+    if (number <= step) continue;
+    real_file_system().remove_all(run / "checkpoints" / name);
+    said.push_back("removed the newer checkpoint " + name);
+  }
+}
 
 double number(const std::map<std::string, std::string>& text, const std::string& key) {
   const auto found = text.find(key);
@@ -106,15 +118,23 @@ fs::path model_of(const fs::path& run_or_file) {
   if (!fs::is_directory(run_or_file, error)) return run_or_file;
   for (const char* name : {"best.onnx", "last.onnx", "model.onnx"})
     if (fs::exists(run_or_file / name, error)) return run_or_file / name;
-  throw usage_error(cat("'", run_or_file.string(), "' holds no model: there is no best.onnx, last.onnx or model.onnx"))
+  throw usage_error(
+      cat("'", run_or_file.string(), "' holds no model: there is no best.onnx, last.onnx or model.onnx"))
       .hint("give a model file, a RUN_DIR or a checkpoint's folder");
 }
 
 std::map<std::string, std::string> to_text(const Position& p) {
-  return {{"step", cat(p.step)}, {"epoch", cat(p.epoch)}, {"batch", cat(p.batch)}, {"samples", cat(p.samples)},
-          {"epoch_loss", number_str(p.epoch_loss)}, {"epoch_samples", cat(p.epoch_samples)}, {"has_best", cat(p.has_best)},
-          {"best_loss", number_str(p.best_loss)}, {"best_accuracy", number_str(p.best_accuracy)},
-          {"best_epoch", cat(p.best_epoch)}, {"last_loss", number_str(p.last_loss)}};
+  return {{"step", cat(p.step)},
+          {"epoch", cat(p.epoch)},
+          {"batch", cat(p.batch)},
+          {"samples", cat(p.samples)},
+          {"epoch_loss", number_str(p.epoch_loss)},
+          {"epoch_samples", cat(p.epoch_samples)},
+          {"has_best", cat(p.has_best)},
+          {"best_loss", number_str(p.best_loss)},
+          {"best_accuracy", number_str(p.best_accuracy)},
+          {"best_epoch", cat(p.best_epoch)},
+          {"last_loss", number_str(p.last_loss)}};
 }
 
 Position position_from(const std::map<std::string, std::string>& text) {
@@ -156,6 +176,10 @@ std::optional<Checkpoint> RunFolder::resume(const Options& options, std::vector<
   return found;
 }
 
+void RunFolder::drop_newer(const Options& options, std::int64_t step, std::vector<std::string>& said) const {
+  if (is_checkpoint(options.resume)) remove_newer(path_, step, said);
+}
+
 std::map<std::string, HostTensor> model_values(const Session& session, const ImportedModel& model) {
   std::map<std::string, HostTensor> values = model.values;
   for (auto& [name, value] : values)
@@ -185,25 +209,30 @@ void RunFolder::save_best(const Session& session, const ImportedModel& model) {
 
 void RunFolder::finish() { write("model.onnx", real_file_system().read_file(model_of(path_))); }
 
-void RunFolder::write(const std::string& name, const std::string& bytes) { replace_file(real_file_system(), path_ / name, bytes); }
+void RunFolder::write(const std::string& name, const std::string& bytes) {
+  replace_file(real_file_system(), path_ / name, bytes);
+}
 
-std::map<std::string, std::string> restore(Session& session, const Checkpoint& checkpoint) {
+TensorFile read_states(const Checkpoint& checkpoint) {
   const auto file = checkpoint.files.find("state.onnx");
   if (file == checkpoint.files.end()) throw Error("the checkpoint has no state.onnx");
-  const TensorFile state = tensors_from_onnx(file->second, "state.onnx");
+  return tensors_from_onnx(file->second, "state.onnx");
+}
+
+void restore(Session& session, const TensorFile& states, std::int64_t step) {
   for (const std::string& name : session.state_names()) {
-    const auto found = state.tensors.find(name);
-    if (found == state.tensors.end())
-      throw Error(cat("the checkpoint does not fit: it has no '", name, "'")).hint("resume with the same model, optimizer and options");
+    const auto found = states.tensors.find(name);
+    if (found == states.tensors.end())
+      throw Error(cat("the checkpoint does not fit: it has no '", name, "'"))
+          .hint("resume with the same model, optimizer and options");
     try {
       session.set_state(name, found->second);
     } catch (Error& error) {
-      error.add_in("the checkpoint of step " + cat(checkpoint.step));
+      error.add_in("the checkpoint of step " + cat(step));
       error.add_hint("resume with the same model, optimizer and options");
       throw;
     }
   }
-  return state.metadata;
 }
 
 }  // namespace onnxddp

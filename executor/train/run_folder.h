@@ -18,12 +18,14 @@ namespace ONNXDDP_API onnxddp {
 bool holds_run(const std::filesystem::path& folder);
 /// The newest runs/STEM-N of this model, or nothing.
 std::optional<std::filesystem::path> newest_run(const std::filesystem::path& model);
-/// What --resume means: the run's folder, and the file of its options. Nothing: there is no run, so start one.
+/// What --resume means: the run's folder, and the file of its options. Nothing: there is no run, so start
+/// one.
 struct ResumeSource {
   std::filesystem::path run, options_file;
 };
 std::optional<ResumeSource> find_resume(const Options& options);
-/// The model file that RUN, a checkpoint's folder or a file stands for: best, else last; throws a usage Error.
+/// The model file that RUN, a checkpoint's folder or a file stands for: best, else last; throws a usage
+/// Error.
 std::filesystem::path model_of(const std::filesystem::path& run_or_file);
 
 /// Where training stands.
@@ -43,14 +45,17 @@ Position position_from(const std::map<std::string, std::string>& text);
 
 class RunFolder {
  public:
-  /// Opens the options' RUN_DIR (or the next free runs/STEM-N), creates and locks it. Throws Error when it cannot be written
-  /// or is in use, a usage Error when it holds a run and nothing says to resume.
+  /// Opens the options' RUN_DIR (or the next free runs/STEM-N), creates and locks it. Throws Error when it
+  /// cannot be written or is in use, a usage Error when it holds a run and nothing says to resume.
   explicit RunFolder(const Options& options);
   const std::filesystem::path& path() const { return path_; }
 
-  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one; nothing: start from the
-  /// beginning. `said`: lines for the user.
+  /// The checkpoint that options.resume names: the newest whole one of this run, or the given one; nothing:
+  /// start from the beginning. `said`: lines for the user.
   std::optional<Checkpoint> resume(const Options& options, std::vector<std::string>& said) const;
+
+  /// Going on from a checkpoint that options.resume names by itself: its successors in this run go.
+  void drop_newer(const Options& options, std::int64_t step, std::vector<std::string>& said) const;
 
   /// A checkpoint, and last.onnx. `facts` go into state.onnx beside the position.
   void save(const Session& session, const ImportedModel& model, const Position& position,
@@ -68,7 +73,9 @@ class RunFolder {
 
 /// Values of the model as the session holds them now.
 std::map<std::string, HostTensor> model_values(const Session& session, const ImportedModel& model);
-/// Restores all states of the session from a checkpoint's state.onnx and returns its metadata; throws Error if they do not fit.
-std::map<std::string, std::string> restore(Session& session, const Checkpoint& checkpoint);
+/// The states of a checkpoint, with its metadata.
+TensorFile read_states(const Checkpoint& checkpoint);
+/// Sets all states of the session; throws Error if they do not fit.
+void restore(Session& session, const TensorFile& states, std::int64_t step);
 
 }  // namespace onnxddp

@@ -7,8 +7,9 @@ namespace {
 
 volatile std::sig_atomic_t requested = 0;  // the greatest StopRequest so far
 volatile std::sig_atomic_t final_second = 0;
-struct sigaction before[3];
-constexpr int kSignals[3] = {SIGINT, SIGTERM, SIGUSR1};
+constexpr int kCount = 4;
+struct sigaction before[kCount];
+constexpr int kSignals[kCount] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
 void note(int signal) {
   if (signal == SIGINT && requested == static_cast<int>(StopRequest::interrupt) && final_second != 0) {
@@ -28,11 +29,15 @@ SignalWatch::SignalWatch(bool launched) {
   action.sa_handler = note;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &before[i]);
+  for (int i = 0; i < kCount; ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    const bool nohup = kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
+    if (!nohup) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 SignalWatch::~SignalWatch() {
-  for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &before[i], nullptr);
+  for (int i = 0; i < kCount; ++i) sigaction(kSignals[i], &before[i], nullptr);
 }
 
 StopRequest SignalWatch::request() { return static_cast<StopRequest>(static_cast<int>(requested)); }

@@ -8,8 +8,8 @@ namespace ONNXDDP_API onnxddp {
 /// none; save and exit 0 (SIGTERM, SIGUSR1); save and exit 130 (SIGINT).
 enum class StopRequest : int { none = 0, stop = 1, interrupt = 2 };
 
-/// While one lives, the signals ask instead of killing; the handlers before are put back afterwards. A second SIGINT ends
-/// the process at once, unless a launcher decides about that (`launched`).
+/// While one lives, the signals ask instead of killing; the handlers before are put back afterwards. A second
+/// SIGINT ends the process at once, unless a launcher decides about that (`launched`).
 class SignalWatch {
  public:
   explicit SignalWatch(bool launched);

@@ -17,7 +17,8 @@ std::size_t column(const std::vector<std::string>& columns, const std::string& n
 }
 
 bool has_output(const Graph& graph, const std::string& name) {
-  return std::any_of(graph.outputs.begin(), graph.outputs.end(), [&](const Output& o) { return o.name == name; });
+  return std::any_of(graph.outputs.begin(), graph.outputs.end(),
+                     [&](const Output& o) { return o.name == name; });
 }
 
 }  // namespace
@@ -38,7 +39,8 @@ Stepper::Stepper(const TrainSetup& setup, Session& session, Communicator& commun
   const std::vector<std::string> columns = hyper_columns(optimizer);
   const std::vector<double> defaults = hyper_defaults(optimizer);
   hyper_ = HostTensor(DType::f64, {static_cast<std::int64_t>(columns.size())});
-  for (std::size_t i = 0; i < defaults.size(); ++i) hyper_.mutable_data<double>()[columns.size() - defaults.size() + i] = defaults[i];
+  for (std::size_t i = 0; i < defaults.size(); ++i)
+    hyper_.mutable_data<double>()[columns.size() - defaults.size() + i] = defaults[i];
   lr_column_ = column(columns, "lr");
   step_column_ = column(columns, "step");
   has_random_ = session.has_state(kRandom);
@@ -57,7 +59,8 @@ void Stepper::add_count_program() {
   graph.updates.clear();
   std::erase_if(graph.outputs, [](const Output& output) { return output.name != "loss.count"; });
   remove_dead(graph);
-  std::erase_if(graph.inputs, [&](ValueId id) { return graph.value(id).name != setup_.programs.loss.target; });
+  std::erase_if(graph.inputs,
+                [&](ValueId id) { return graph.value(id).name != setup_.programs.loss.target; });
   session_.add_program("denominators", graph);
 }
 
@@ -88,7 +91,8 @@ double Stepper::denominator(std::span<const Batch> micro_batches) {
 
 void Stepper::set_random(std::int64_t step, std::int64_t micro) {
   if (!has_random_) return;
-  const std::int64_t state[5] = {setup_.options.seed, step, micro, communicator_.rank(), communicator_.size()};
+  const std::int64_t state[5] = {setup_.options.seed, step, micro, communicator_.rank(),
+                                 communicator_.size()};
   std::copy(state, state + 5, random_.mutable_data<std::int64_t>());
   session_.set_state(kRandom, random_);
 }
@@ -104,7 +108,9 @@ StepResult Stepper::run(std::span<const Batch> micro_batches, std::int64_t step,
   hyper_.mutable_data<double>()[step_column_] = static_cast<double>(step + 1);
   session_.set_state(kHyper, hyper_);
   if (has_stop_ && ask != asked_) {
-    session_.set_scalar(kStop, ask == StopRequest::interrupt ? kInterruptWeight : ask == StopRequest::stop ? 1 : 0);
+    session_.set_scalar(kStop, ask == StopRequest::interrupt ? kInterruptWeight
+                               : ask == StopRequest::stop    ? 1
+                                                             : 0);
     asked_ = ask;
   }
   for (std::size_t i = 0; i + 1 < micro_batches.size(); ++i) {
@@ -119,13 +125,16 @@ StepResult Stepper::run(std::span<const Batch> micro_batches, std::int64_t step,
   result.stop = ask;
   if (has_stop_) {
     const double sum = out.find("stop")->second.as_double(0);
-    result.stop = sum >= kInterruptWeight ? StopRequest::interrupt : sum > 0 ? StopRequest::stop : StopRequest::none;
+    result.stop = sum >= kInterruptWeight ? StopRequest::interrupt
+                  : sum > 0               ? StopRequest::stop
+                                          : StopRequest::none;
   }
   return result;
 }
 
-EvalResult evaluate(Session& session, Communicator& communicator, const BatchSource& data, std::int64_t batch_size,
-                    const LossInfo& loss, const std::string& batch_symbol, const DimBindings& dims) {
+EvalResult evaluate(Session& session, Communicator& communicator, const BatchSource& data,
+                    std::int64_t batch_size, const LossInfo& loss, const std::string& batch_symbol,
+                    const DimBindings& dims) {
   const Graph& graph = session.program("evaluate");
   const bool correct = has_output(graph, "correct");
   std::vector<std::string> fetch = {"loss.sum"};
@@ -140,8 +149,9 @@ EvalResult evaluate(Session& session, Communicator& communicator, const BatchSou
     std::iota(rows.begin(), rows.end(), begin);
     const Feeds out = session.run("evaluate", data.batch(rows), fetch);
     sums[0] += out.find("loss.sum")->second.as_double(0);
-    sums[1] += loss.static_count ? static_count(loss, batch_symbol, dims, static_cast<std::int64_t>(rows.size()))
-                                 : out.find("loss.count")->second.as_double(0);
+    sums[1] += loss.static_count
+                   ? static_count(loss, batch_symbol, dims, static_cast<std::int64_t>(rows.size()))
+                   : out.find("loss.count")->second.as_double(0);
     if (correct) sums[2] += out.find("correct")->second.as_double(0);
   }
   if (ranks > 1) communicator.all_reduce(sums, 3, DType::f64);

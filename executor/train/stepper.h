@@ -1,5 +1,5 @@
-// Runs optimizer steps and evaluations of prepared programs in a session. It knows no gradient, collective or optimizer:
-// those are nodes of the programs; it writes the few state scalars that they read.
+// Runs optimizer steps and evaluations of prepared programs in a session. It knows no gradient, collective or
+// optimizer: those are nodes of the programs; it writes the few state scalars that they read.
 #pragma once
 
 #include <span>
@@ -11,8 +11,8 @@
 namespace ONNXDDP_API onnxddp {
 
 struct StepResult {
-  double loss = 0;       // mean over the step's global batch
-  double grad_norm = 0;  // before clipping
+  double loss = 0;                       // mean over the step's global batch
+  double grad_norm = 0;                  // before clipping
   StopRequest stop = StopRequest::none;  // what any rank asked for
 };
 
@@ -20,8 +20,10 @@ class Stepper {
  public:
   /// Adds the programs to the session and sets the initial values. All must outlive the stepper.
   Stepper(const TrainSetup& setup, Session& session, Communicator& communicator);
-  /// One optimizer step over this rank's micro-batches. `step` counts from 0. `ask`: this rank's request to stop.
-  StepResult run(std::span<const Batch> micro_batches, std::int64_t step, double lr, StopRequest ask = StopRequest::none);
+  /// One optimizer step over this rank's micro-batches. `step` counts from 0. `ask`: this rank's request to
+  /// stop.
+  StepResult run(std::span<const Batch> micro_batches, std::int64_t step, double lr,
+                 StopRequest ask = StopRequest::none);
   Session& session() { return session_; }
 
  private:
@@ -37,8 +39,8 @@ class Stepper {
   bool has_random_ = false, has_stop_ = false, has_norm_ = false;
   std::vector<std::string> fetch_;
   double denominator_ = -1;
-  std::vector<std::int64_t> sizes_;  // that denominator_ is for
-  StopRequest asked_ = StopRequest::none;
+  std::vector<std::int64_t> sizes_;   // that denominator_ is for
+  std::optional<StopRequest> asked_;  // what the state holds; a restored one may hold anything
 };
 
 /// Sums over all rows and ranks.
@@ -48,8 +50,9 @@ struct EvalResult {
   std::int64_t samples = 0;
 };
 /// Runs program "evaluate" over every row exactly once: ranks take consecutive shares; nothing is padded.
-EvalResult evaluate(Session& session, Communicator& communicator, const BatchSource& data, std::int64_t batch_size,
-                    const LossInfo& loss, const std::string& batch_symbol, const DimBindings& dims);
+EvalResult evaluate(Session& session, Communicator& communicator, const BatchSource& data,
+                    std::int64_t batch_size, const LossInfo& loss, const std::string& batch_symbol,
+                    const DimBindings& dims);
 
 /// Every state of the session from rank 0 to the others (`names`: only these).
 void broadcast_states(Session& session, Communicator& communicator, const std::vector<std::string>& names);

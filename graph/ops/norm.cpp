@@ -1,4 +1,5 @@
 // Batch normalization and its statistics, Softmax, LogSoftmax, Dropout.
+#include "graph/names.h"
 #include "graph/ops/families.h"
 #include "graph/ops/rules.h"
 
@@ -32,7 +33,11 @@ void batch_norm_infer(Inference& i) {
 void batch_norm_decompose(Compose& c) {
   Builder& b = c.builder();
   const bool training = c.flag("training");
-  const Expr stats = training ? call("BatchStats", {c.x(0)}) : call("FixedStats", {c.x(3), c.x(4)});
+  const auto role = [&](std::size_t i, const char* suffix) {
+    return b.graph().unique_name(b.graph().value(c.x(i).id()).name + suffix);
+  };
+  const Expr stats = training ? b.call("BatchStats", {c.x(0)}, {}, role(0, ".stats"))
+                              : b.call("FixedStats", {c.x(3), c.x(4)}, {}, role(3, ".stats"));
   c.y(0, call("BatchNormApply", {c.x(0), c.x(1), c.x(2), stats}, {{"epsilon", c.number("epsilon")}}));
   if (!training) {
     c.y(1, c.x(3));
@@ -40,7 +45,8 @@ void batch_norm_decompose(Compose& c) {
   } else if (c.results().size() > 1) {
     const std::vector<ValueId> next =
         b.emit("RunningStats", {c.x(3).id(), c.x(4).id(), stats.id()},
-               {{"momentum", c.number("momentum")}, {"unbiased", c.integer("unbiased")}});
+               {{"momentum", c.number("momentum")}, {"unbiased", c.integer("unbiased")}},
+               {role(3, ".next"), role(4, ".next")});
     c.y(1, b.expr(next[0]));
     c.y(2, b.expr(next[1]));
   }
@@ -193,8 +199,12 @@ void dropout_gradient(Gradient& g) {
 
 /// One generator state for all random nodes; each has its own key.
 Expr generator(Builder& b) {
+  const TensorType type{DType::i64, {5}};
   const ValueId known = b.graph().find("rng");
-  return b.expr(known ? known : b.graph().add_param("rng", {DType::i64, {5}}, Kind::state));
+  if (known && b.graph().value(known).kind == Kind::state && b.graph().value(known).type == type)
+    return b.expr(known);
+  claim_name(b.graph(), "rng");
+  return b.expr(b.graph().add_param("rng", type, Kind::state));
 }
 
 /// Whether the first dimension is the batch: then element r of the batch has the same mask on any number of ranks.

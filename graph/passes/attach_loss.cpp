@@ -2,9 +2,11 @@
 // graph serves any number of ranks and micro-batches.
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 
 #include "graph/builder.h"
+#include "graph/names.h"
 #include "graph/nearest.h"
 #include "graph/op.h"
 #include "graph/passes/options.h"
@@ -28,8 +30,9 @@ struct LossContext {
   Expr add_target() { return target = {builder, graph.add_input(target_name, target_type)}; }
   template <class... Ts>
   [[noreturn]] void mismatch(const Ts&... parts) const {
-    throw Error(cat(parts...)).at(cat("output ", graph.value(y.id()).name, ": ", y.type().str(), ", target ", target_name, ": ",
-                                      target_type.str()));
+    throw Error(cat(parts...))
+        .at(cat("output ", graph.value(y.id()).name, ": ", y.type().str(), ", targets: ", target_type.str()))
+        .hint("for class labels save whole numbers (y.astype(numpy.int64)) and use --loss cross_entropy");
   }
 };
 
@@ -41,8 +44,8 @@ struct LossDef {
 };
 
 void mse(LossContext& c) {
-  if (c.target_type.dtype != c.y.dtype()) c.mismatch("mse needs targets of the output's type");
-  if (c.target_type.shape != c.y.shape()) c.mismatch("mse needs targets of the output's shape; they are not broadcast");
+  if (c.target_type.dtype != c.y.dtype() || c.target_type.shape != c.y.shape())
+    c.mismatch("the loss mse (the default for float targets) needs targets of the output's type and shape");
   const Expr difference = c.y - c.add_target();
   c.sum = reduce_sum(difference * difference, {}, false);
   c.static_count = numel(c.y.shape());
@@ -70,6 +73,12 @@ std::int64_t class_axis(LossContext& c) {
   c.mismatch("cross_entropy needs class-index targets: the output's shape without its class axis");
 }
 
+Ints axes_of(Expr x) {
+  Ints axes(x.rank());
+  std::iota(axes.begin(), axes.end(), std::int64_t{0});
+  return axes;
+}
+
 /// Softmax before cross_entropy is skipped: the loss contains it.
 void skip_softmax(LossContext& c) {
   const NodeId producer = c.graph.value(c.y.id()).producer;
@@ -92,9 +101,11 @@ void cross_entropy(LossContext& c) {
   }
   c.sum = c.builder.call("CrossEntropyLoss", {c.y, target}, attrs, c.graph.unique_name("loss.sum"));
   c.static_count = numel(c.target_type.shape);
-  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}});
+  c.builder.set_hint("correct.t");
+  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}}, c.graph.unique_name("classes"));
   const Expr equal = call("Equal", {classes, cast(target, DType::i64)});
-  c.correct = reduce_sum(cast(equal, c.y.dtype()), {}, false);
+  c.correct = c.builder.call("ReduceSum", {cast(equal, c.y.dtype())}, {{"axes", axes_of(equal)}, {"keepdims", std::int64_t{0}}},
+                             c.graph.unique_name("correct"));
 }
 
 /// The graph's own scalar: weighted by the batch size, so that means over the batch and batch-free terms come out exact
@@ -171,6 +182,7 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
   info.static_count = !context.count;
   info.count = context.static_count;
   if (!keep_outputs) graph.outputs.clear();
+  claim_name(graph, "loss.denominator");
   const ValueId denominator = graph.add_param("loss.denominator", {context.sum.dtype(), {}}, Kind::state);
   const Expr mean = builder.call("Div", {context.sum, builder.expr(denominator)}, {}, graph.unique_name("loss"));
   graph.outputs.push_back({"loss", mean.id()});

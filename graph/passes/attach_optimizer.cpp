@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "graph/builder.h"
+#include "graph/names.h"
 #include "graph/nearest.h"
 #include "graph/passes/options.h"
 
@@ -108,6 +109,7 @@ void attach_optimizer(Graph& graph, const OptimizerSpec& spec) {
   const TensorType table_type{DType::f64, {static_cast<std::int64_t>(columns)}};
   const auto grads = gradients(graph);
   if (grads.empty()) return;
+  claim_name(graph, "optimizer.group0");
   const ValueId table = graph.add_param("optimizer.group0", table_type, Kind::state);
   Builder builder(graph);
   Attrs attrs = def.attrs;

@@ -54,12 +54,13 @@ class Expander {
     builder.set_origin(node.origin);
     builder.set_hint(graph_.value(node.outputs[0]).name + ".t");
     Compose compose(builder, node);
+    const int first_new = static_cast<int>(graph_.value_count());
     op.decompose(compose);
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
       const ValueId result = compose.results()[i];
       if (!result) continue;
       replaced_[node.outputs[i]] = result;
-      take_name(node.outputs[i], result);
+      if (result.index >= first_new) take_name(node.outputs[i], result);
     }
     for (NodeId inner : body) visit(inner);  // bodies may hold composed ops themselves
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
@@ -68,10 +69,9 @@ class Expander {
     }
   }
 
-  /// The replacement takes the name that the model's author knows, unless it already has one of its own.
+  /// A value that the decomposition made takes the name that the model's author knows.
   void take_name(ValueId from, ValueId to) {
     if (graph_.value(to).kind != Kind::computed) return;
-    if (graph_.value(to).name.find(graph_.value(from).name + ".t") != 0) return;
     const std::string name = graph_.value(from).name;
     graph_.rename(from, graph_.unique_name(name + ".old"));
     graph_.rename(to, name);

@@ -29,7 +29,7 @@ const std::vector<ScheduleDef>& schedules() {
        [](const OptionReader&, const Position& p) { return p.lr; }},
       {"step", "StepLR: times gamma (0.1) every step_size", {"step_size", "gamma"},
        [](const OptionReader& o) {
-         o.require(o.has("step_size") && o.integer("step_size", 0) > 0, "step_size", "given and positive");
+         o.require(o.has("step_size") && o.integer("step_size", 0) > 0, "step_size", "given and positive (optimizer steps; epochs with unit=epoch)");
          o.number("gamma", 0.1);
        },
        [](const OptionReader& o, const Position& p) {

@@ -175,7 +175,7 @@ std::string conversion(const ArrayInfo& info, const Column& column) {
   if (info.dtype != column.dtype)
     out = cat(dtype_name(info.dtype), " converted to ", dtype_name(column.dtype));
   if (info.row_shape != column.row_shape) {
-    out += cat(out.empty() ? "" : ", ", "rows ", shape_str(info.row_shape), " taken as ",
+    out += cat(out.empty() ? "" : ", ", "each row of shape ", shape_str(info.row_shape), " is read as ",
                shape_str(column.row_shape));
   }
   return out;

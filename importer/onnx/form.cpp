@@ -67,7 +67,7 @@ std::vector<std::string> training_form_losses(const OnnxModel& model) {
   const Flat flat = flatten(model.proto);
   std::vector<std::string> out;
   if (const auto batch = fixed_batch(model.proto))
-    out.push_back(cat("the batch dimension is fixed at ", *batch));
+    out.push_back(cat("the exporter fixed the batch dimension at ", *batch));
   const int folded = folded_batch_norms(model.proto), biased = biased_convolutions(flat);
   if (folded > 0)
     out.push_back(

@@ -59,7 +59,7 @@ bool looks_like_text(const std::string& bytes) {
   const std::size_t count = std::min<std::size_t>(bytes.size(), 512);
   return std::all_of(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count), [](char c) {
     const auto u = static_cast<unsigned char>(c);
-    return u >= ' ' || u == '\n' || u == '\r' || u == '\t';
+    return (u >= ' ' && u < 0xf5) || u == '\n' || u == '\r' || u == '\t';
   });
 }
 

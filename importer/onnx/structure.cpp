@@ -72,6 +72,40 @@ void check_nodes(const Nodes& nodes, std::set<std::string> defined, const std::s
   if (ready.size() < missing.size()) report_cycle(nodes, readers, missing, where);
 }
 
+/// Names appear in messages, one line each.
+void check_name(const std::string& name) {
+  constexpr std::size_t kLongest = 10'000;
+  const bool control = std::any_of(name.begin(), name.end(),
+                                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; });
+  if (control || name.size() > kLongest)
+    throw Error(
+        cat("the name '", one_line(name, 80), "' ", control ? "holds control characters" : "is too long"))
+        .hint("the file is damaged; export it again");
+}
+
+void check_names(const Nodes& nodes) {
+  for (const pb::NodeProto& node : nodes) {
+    check_name(node.name());
+    check_name(node.op_type());
+    check_name(node.domain());
+    for (const std::string& name : node.input()) check_name(name);
+    for (const std::string& name : node.output()) check_name(name);
+    for (const pb::AttributeProto& attribute : node.attribute()) check_name(attribute.name());
+  }
+}
+
+void check_names(const pb::ModelProto& model) {
+  check_names(model.graph().node());
+  for (const pb::ValueInfoProto& info : model.graph().input()) check_name(info.name());
+  for (const pb::ValueInfoProto& info : model.graph().output()) check_name(info.name());
+  for (const pb::TensorProto& tensor : model.graph().initializer()) check_name(tensor.name());
+  for (const pb::FunctionProto& function : model.functions()) {
+    check_name(function.name());
+    check_name(function.domain());
+    check_names(function.node());
+  }
+}
+
 std::string function_key(const std::string& domain, const std::string& name, const std::string& overload) {
   return plain_domain(domain) + "::" + name + (overload.empty() ? "" : ":" + overload);
 }
@@ -138,6 +172,7 @@ class Calls {
 }  // namespace
 
 void check_structure(const pb::ModelProto& model) {
+  check_names(model);
   const pb::GraphProto& graph = model.graph();
   std::set<std::string> defined, initializers;
   for (const pb::ValueInfoProto& input : graph.input())
@@ -149,14 +184,20 @@ void check_structure(const pb::ModelProto& model) {
           .hint("names of tensors must be unique; export the model again");
   };
   for (const pb::TensorProto& tensor : graph.initializer()) add_initializer(tensor.name());
-  for (const pb::SparseTensorProto& sparse : graph.sparse_initializer())
-    add_initializer(sparse.values().name());
+  if (graph.sparse_initializer_size() > 0)
+    throw Error(cat("initializer '", graph.sparse_initializer(0).values().name(),
+                    "' is sparse, which this program does not read"))
+        .hint("store it as a dense tensor");
   defined.insert(initializers.begin(), initializers.end());
   check_nodes(graph.node(), defined, "");
   for (const pb::NodeProto& node : graph.node()) defined.insert(node.output().begin(), node.output().end());
-  for (const pb::ValueInfoProto& output : graph.output())
+  std::set<std::string> outputs;
+  for (const pb::ValueInfoProto& output : graph.output()) {
     if (!defined.count(output.name()))
       throw Error(cat("graph output '", output.name(), "' is produced by nothing"));
+    if (!outputs.insert(output.name()).second)
+      throw Error(cat("graph output '", output.name(), "' is listed twice"));
+  }
   for (const pb::FunctionProto& function : model.functions())
     check_nodes(function.node(), {function.input().begin(), function.input().end()},
                 cat("function '", function.name(), "': "));

@@ -20,6 +20,7 @@ def save(name, nodes, initializers=None, functions=(), opsets=(("", 17),), input
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*o) for o in opsets], functions=list(functions), ir_version=8)
     with open(os.path.join(OUT, name + ".onnx"), "wb") as f:
         f.write(model.SerializeToString())
+    return model
 
 
 def matmul():
@@ -53,6 +54,20 @@ save("external_short", matmul(), external("short.bin"))
 save("wrong_bytes", matmul(), raw([1, 1], b"\0\0\0"))
 save("huge_dimension", matmul(), raw([1 << 40, 1 << 40], b"\0\0\0\0"))
 save("negative_dimension", matmul(), raw([-1, 1], b"\0\0\0\0"))
+save("negative_result", [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])],
+     [numpy_helper.from_array(np.array([-7, 1]), "s"), numpy_helper.from_array(np.ones((1, 1), np.float32), "w")])
+save("nan_weight", matmul(), [numpy_helper.from_array(np.full((1, 1), np.nan, np.float32), "w")])
+save("half_weight", [helper.make_node("Cast", ["w"], ["v"], to=F), helper.make_node("MatMul", ["x", "v"], ["y"])],
+     [numpy_helper.from_array(np.ones((1, 1), np.float16), "w")])
+sparse = save("sparse_weight", matmul(), [])
+sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(
+    helper.make_tensor("w", F, [1], [1.0]), helper.make_tensor("i", TensorProto.INT64, [1], [0]), [1, 1]))
+double = save("output_twice", matmul())
+double.graph.output.append(double.graph.output[0])
+for name, model in (("sparse_weight", sparse), ("output_twice", double)):
+    with open(os.path.join(OUT, name + ".onnx"), "wb") as f:
+        f.write(model.SerializeToString())
+open(os.path.join(OUT, "high_bytes.onnx"), "wb").write(b"\xff" * 600)
 save("recursive_function", [helper.make_node("F", ["x"], ["y"], domain="own")],
      functions=[helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("F", ["a"], ["b"], domain="own")],
                                      [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)])],

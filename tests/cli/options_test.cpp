@@ -22,10 +22,17 @@ const CommandDef& command_of(unsigned bit) {
 
 /// A value that is not the default and that check_options accepts.
 std::string sample(const OptionDef& def) {
-  static const std::map<std::string, std::string> special = {
-      {"loss", "cross_entropy:ignore_index=-1"}, {"optimizer", "sgd:momentum=0.5,nesterov=true"}, {"schedule", "step:step_size=3,gamma=0.5"},
-      {"input", "a=1"}, {"dim", "T=3"}, {"nproc-per-node", "3"}, {"save-every", "7steps"}, {"stage", "plan"}, {"eval-fraction", "0.25"},
-      {"target", "a \"quoted\\\" \xc3\xa4 'name'\t#"}, {"collective-timeout", "1.5"}};
+  static const std::map<std::string, std::string> special = {{"loss", "cross_entropy:ignore_index=-1"},
+                                                             {"optimizer", "sgd:momentum=0.5,nesterov=true"},
+                                                             {"schedule", "step:step_size=3,gamma=0.5"},
+                                                             {"input", "a=1"},
+                                                             {"dim", "T=3"},
+                                                             {"nproc-per-node", "3"},
+                                                             {"save-every", "7steps"},
+                                                             {"stage", "plan"},
+                                                             {"eval-fraction", "0.25"},
+                                                             {"target", "a \"quoted\\\" \xc3\xa4 'name'\t#"},
+                                                             {"collective-timeout", "1.5"}};
   if (const auto found = special.find(def.name); found != special.end()) return found->second;
   if (is_switch(def)) return "true";
   if (!def.choices.empty()) return def.choices.back();
@@ -51,10 +58,12 @@ TEST_P(EveryOption, GoesThroughFlagAndFile) {
   ASSERT_FALSE(value.empty());
   Options again;
   apply_config(again, run_toml(line.options, command.bit), "run.toml", command.bit, nullptr);
-  for (const OptionDef& other : option_table()) EXPECT_EQ(toml_value(again, other), toml_value(line.options, other)) << other.name;
+  for (const OptionDef& other : option_table())
+    EXPECT_EQ(toml_value(again, other), toml_value(line.options, other)) << other.name;
   EXPECT_EQ(again.model, "model.onnx");
   const CommandLine relaunched = parsed(command, as_flags(line.options, command.bit));
-  for (const OptionDef& other : option_table()) EXPECT_EQ(toml_value(relaunched.options, other), toml_value(line.options, other)) << other.name;
+  for (const OptionDef& other : option_table())
+    EXPECT_EQ(toml_value(relaunched.options, other), toml_value(line.options, other)) << other.name;
 }
 
 TEST_P(EveryOption, KnowsBothSpellingsAndIsInTheHelp) {
@@ -74,9 +83,11 @@ TEST_P(EveryOption, FlagsWinOverTheFile) {
   const CommandDef& command = command_of(def.commands);
   testing::Folder folder;
   const std::string other = is_switch(def) ? "false" : sample(def) == "17" ? "18" : sample(def);
-  const std::string quoted = std::holds_alternative<std::string Options::*>(def.field) ? toml_string(sample(def)) : sample(def);
+  const std::string quoted =
+      std::holds_alternative<std::string Options::*>(def.field) ? toml_string(sample(def)) : sample(def);
   testing::write_text(folder / "c.toml", def.name + " = " + quoted + "\n");
-  const CommandLine line = parsed(command, {"--config", (folder / "c.toml").string(), "--" + def.name + "=" + other});
+  const CommandLine line =
+      parsed(command, {"--config", (folder / "c.toml").string(), "--" + def.name + "=" + other});
   Options expected;
   set_option(expected, def, other, "test");
   EXPECT_EQ(toml_value(line.options, def), toml_value(expected, def));
@@ -105,7 +116,8 @@ void expect_usage(const std::vector<std::string>& words, const std::string& text
 
 TEST(CommandLine, RefusesWhatItDoesNotKnow) {
   expect_usage({"--lerning-rate", "1"}, "learning-rate");
-  expect_usage({"--epoch", "1"}, "epochs");
+  expect_usage({"--epoch", "1"}, "'--epochs'");
+  expect_usage({"--confg", "x"}, "'--config'");
   expect_usage({"--quiet", "x"}, "unexpected 'x'");
   expect_usage({"--json"}, "no such option");
   expect_usage({"--epochs"}, "expects a value");
@@ -136,11 +148,13 @@ TEST(CommandLine, SaysWhatLaterVersionsHave) {
 }
 
 TEST(CommandLine, ReadsListsAliasesAndOperands) {
-  const CommandLine line = parsed(command_of(kTrain), {"--data", "a.npz", "b.npz", "--learning-rate", "0.5", "--no_shuffle", "--data=c.npz"});
+  const CommandLine line = parsed(command_of(kTrain), {"--data", "a.npz", "b.npz", "--learning-rate", "0.5",
+                                                       "--no_shuffle", "--data=c.npz"});
   EXPECT_EQ(line.options.data, (std::vector<std::string>{"a.npz", "b.npz", "c.npz"}));
   EXPECT_EQ(line.options.lr, 0.5);
   EXPECT_TRUE(line.options.no_shuffle);
-  const CommandLine after = parse_command_line(command_of(kTrain), {"onnx-ddp", "train", "--epochs", "3", "--", "-odd.onnx"});
+  const CommandLine after =
+      parse_command_line(command_of(kTrain), {"onnx-ddp", "train", "--epochs", "3", "--", "-odd.onnx"});
   EXPECT_EQ(after.options.model, "-odd.onnx");
   EXPECT_THROW(parse_command_line(command_of(kTrain), {"onnx-ddp", "train"}), Error);
 }
@@ -171,7 +185,10 @@ void expect_bad_config(const std::string& text, const std::string& why) {
 
 TEST(Config, ReadsFlatToml) {
   Options options;
-  apply_config(options, "# head\nlr = 1e-3 # rate\n\ndata = [\"a.npz\",\n  'b.npz', # second\n]\r\nsync_bn = true\nout = 'C:\\x'\nepochs = 1_000\ntarget=\"\\u00e4\\\"\"\n", "c.toml", kTrain, nullptr);
+  apply_config(options,
+               "# head\nlr = 1e-3 # rate\n\ndata = [\"a.npz\",\n  'b.npz', # second\n]\r\nsync_bn = "
+               "true\nout = 'C:\\x'\nepochs = 1_000\ntarget=\"\\u00e4\\\"\"\n",
+               "c.toml", kTrain, nullptr);
   EXPECT_EQ(options.lr, 1e-3);
   EXPECT_EQ(options.data, (std::vector<std::string>{"a.npz", "b.npz"}));
   EXPECT_TRUE(options.sync_bn);

@@ -14,9 +14,11 @@ class Processes : public ::testing::Test {
  protected:
   void start() {
     mark_ = (folder_ / "marked-run").string();
-    child_ = std::make_unique<Child>(std::vector<std::string>{"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--out", mark_, "--steps",
-                                                              "100000000", "--save-every", "100000000", "--nproc-per-node", "3", "--threads", "1"},
-                                     RunOptions{.folder = folder_.path(), .seconds = 40});
+    child_ = std::make_unique<Child>(
+        std::vector<std::string>{"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"),
+                                 "--out", mark_, "--steps", "100000000", "--save-every", "100000000",
+                                 "--nproc-per-node", "3", "--threads", "1"},
+        RunOptions{.folder = folder_.path(), .seconds = 40});
     ASSERT_TRUE(eventually([&] { return !read_text(mark_ + "/metrics.jsonl").empty(); })) << child_->errors();
     ranks_ = processes_with(mark_);
     std::erase(ranks_, child_->pid());
@@ -64,7 +66,7 @@ TEST_F(Processes, TheSecondInterruptEndsAtOnce) {
   start();
   for (const int rank : ranks_) kill(rank, SIGSTOP);
   child_->signal(SIGINT);
-  EXPECT_TRUE(child_->running());
+  EXPECT_FALSE(eventually([&] { return !child_->running(); }, 0.5));
   child_->signal(SIGINT);
   const Outcome outcome = child_->wait();
   EXPECT_FALSE(outcome.late);
@@ -72,11 +74,30 @@ TEST_F(Processes, TheSecondInterruptEndsAtOnce) {
   EXPECT_TRUE(nobody_left());
 }
 
+TEST_F(Processes, AHangUpSavesAndEnds) {
+  start();
+  child_->signal(SIGHUP);
+  const Outcome outcome = child_->wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(read_text(mark_ + "/summary.json"), HasSubstr("asked to stop"));
+  EXPECT_TRUE(nobody_left());
+}
+
 TEST(Agreement, TwoRunsShareAMachine) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
   const auto words = [](const std::string& out) {
-    return std::vector<std::string>{"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--out", out, "--epochs", "1", "--nproc-per-node", "2", "--quiet"};
+    return std::vector<std::string>{"train",
+                                    model_file("digits_mlp.onnx"),
+                                    "--data",
+                                    model_file("digits.npz"),
+                                    "--out",
+                                    out,
+                                    "--epochs",
+                                    "1",
+                                    "--nproc-per-node",
+                                    "2",
+                                    "--quiet"};
   };
   Child a(words("a"), here), b(words("b"), here);
   EXPECT_EQ(a.wait().code, 0);

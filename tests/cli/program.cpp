@@ -22,18 +22,32 @@ namespace onnxddp::testing {
 namespace fs = std::filesystem;
 namespace {
 
+// Sanitizers reserve terabytes of address space.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+#else
+constexpr bool kSanitized = false;
+#endif
+
 fs::path fresh_path(const std::string& kind) {
   static int count = 0;
   return fs::temp_directory_path() / cat("onnx-ddp-", kind, "-", getpid(), "-", ++count);
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, const RunOptions& options, const fs::path& out, const fs::path& err) {
+[[noreturn]] void become(const std::vector<std::string>& words, const RunOptions& options,
+                         const fs::path& out, const fs::path& err) {
   setpgid(0, 0);
   if (!options.folder.empty() && chdir(options.folder.c_str()) != 0) _exit(99);
   dup2(open("/dev/null", O_RDONLY), 0);
   dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
   dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-  if (options.memory > 0) {
+  if (options.memory > 0 && !kSanitized) {
     const rlimit limit = {options.memory, options.memory};
     setrlimit(RLIMIT_AS, &limit);
   }
@@ -111,11 +125,15 @@ std::string read_text(const fs::path& file) {
   return text.str();
 }
 
-void write_text(const fs::path& file, const std::string& text) { std::ofstream(file, std::ios::binary) << text; }
+void write_text(const fs::path& file, const std::string& text) {
+  std::ofstream(file, std::ios::binary) << text;
+}
 
 std::string model_file(const std::string& name) { return std::string(ONNXDDP_SOURCE_DIR "/models/") + name; }
 
-void write_model(const fs::path& file, const std::string& text) { write_text(file, save_trained(*parse_onnx_text(text), {})); }
+void write_model(const fs::path& file, const std::string& text) {
+  write_text(file, save_trained(*parse_onnx_text(text), {}));
+}
 
 std::map<std::string, HostTensor> read_npz(const fs::path& file) {
   const std::unique_ptr<Dataset> data = open_dataset({file});
@@ -130,7 +148,8 @@ namespace {
 
 std::uint64_t number_at(const std::string& bytes, std::size_t at, int size) {
   std::uint64_t value = 0;
-  for (int i = size - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<std::size_t>(i)));
+  for (int i = size - 1; i >= 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<std::size_t>(i)));
   return value;
 }
 
@@ -167,8 +186,8 @@ std::map<std::string, HostTensor> read_tensors(const fs::path& file) {
   const std::size_t end = zip.rfind("PK\5\6");
   std::size_t entry = number_at(zip, end + 16, 4);
   for (std::uint64_t i = number_at(zip, end + 10, 2); i > 0; --i) {
-    const std::size_t packed = number_at(zip, entry + 20, 4), size = number_at(zip, entry + 24, 4), name = number_at(zip, entry + 28, 2),
-                      local = number_at(zip, entry + 42, 4);
+    const std::size_t packed = number_at(zip, entry + 20, 4), size = number_at(zip, entry + 24, 4),
+                      name = number_at(zip, entry + 28, 2), local = number_at(zip, entry + 42, 4);
     const std::size_t begin = local + 30 + number_at(zip, local + 26, 2) + number_at(zip, local + 28, 2);
     const std::string content = zip.substr(begin, packed);
     const std::string key = zip.substr(entry + 46, name - 4);  // without .npy

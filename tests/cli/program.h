@@ -12,15 +12,15 @@
 namespace onnxddp::testing {
 
 struct Outcome {
-  int code = -1;      // exit code; 128 + signal when killed
+  int code = -1;  // exit code; 128 + signal when killed
   std::string out, err;
   bool late = false;  // ended by the watchdog
 };
 
 struct RunOptions {
-  std::filesystem::path folder = {};              // working directory; empty: the test's
-  int seconds = 60;                               // of the watchdog
-  std::size_t memory = 0;                         // bytes of address space; 0: no limit
+  std::filesystem::path folder = {};  // working directory; empty: the test's
+  int seconds = 60;                   // of the watchdog
+  std::size_t memory = 0;             // bytes of address space; 0: no limit
   std::map<std::string, std::string> environment = {};
 };
 
@@ -72,7 +72,8 @@ std::map<std::string, HostTensor> read_npz(const std::filesystem::path& file);
 /// All arrays of an .npz of any shapes (weights), stored or deflated; f32 and i64.
 std::map<std::string, HostTensor> read_tensors(const std::filesystem::path& file);
 /// The field of every line of metrics.jsonl whose event is that.
-std::vector<double> metric(const std::filesystem::path& run, const std::string& event, const std::string& field);
+std::vector<double> metric(const std::filesystem::path& run, const std::string& event,
+                           const std::string& field);
 /// Pids of processes whose command line holds the text.
 std::vector<int> processes_with(const std::string& text);
 /// Waits until the condition holds; false after `seconds`.
@@ -86,7 +87,8 @@ bool eventually(Condition&& condition, double seconds = 20) {
   return condition();
 }
 
-/// Expects one clear error: that exit code, at most 6 lines on stderr that begin with "onnx-ddp: error:", holding the text.
+/// Expects one clear error: that exit code, at most 6 lines on stderr that begin with "onnx-ddp: error:",
+/// holding the text.
 void expect_error(const Outcome& outcome, int code, const std::string& text);
 
 }  // namespace onnxddp::testing

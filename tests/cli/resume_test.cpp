@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 std::vector<std::string> digits(const std::string& out, std::vector<std::string> more) {
-  std::vector<std::string> words = {"train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--out", out, "--quiet"};
+  std::vector<std::string> words = {
+      "train", model_file("digits_mlp.onnx"), "--data", model_file("digits.npz"), "--out", out, "--quiet"};
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
@@ -30,13 +31,15 @@ void expect_same_run(const fs::path& a, const fs::path& b) {
 void stop_and_go(const std::string& ranks) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  const std::vector<std::string> common = {"--optimizer", "adam", "--nproc-per-node", ranks, "--seed", "3", "--lr", "0.01"};
+  const std::vector<std::string> common = {"--optimizer", "adam", "--nproc-per-node", ranks, "--seed", "3",
+                                           "--lr",        "0.01"};
   auto all = common, first = common;
   all.insert(all.end(), {"--steps", "60"});
   first.insert(first.end(), {"--steps", "37"});
   ASSERT_EQ(run(digits("whole", all), here).code, 0);
   ASSERT_EQ(run(digits("parts", first), here).code, 0);
-  const Outcome second = run({"train", model_file("digits_mlp.onnx"), "--out", "parts", "--resume", "auto", "--steps", "60"}, here);
+  const Outcome second = run(
+      {"train", model_file("digits_mlp.onnx"), "--out", "parts", "--resume", "auto", "--steps", "60"}, here);
   ASSERT_EQ(second.code, 0) << second.err;
   EXPECT_THAT(second.err, HasSubstr("resumed at epoch"));
   EXPECT_THAT(second.err, HasSubstr("steps was 37, now 60"));
@@ -49,7 +52,8 @@ TEST(Resume, ContinuesBitForBitOnTwoRanks) { stop_and_go("2"); }
 TEST(Resume, ContinuesAfterAKill) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  const std::vector<std::string> options = {"--epochs", "6", "--save-every", "10", "--optimizer", "sgd:momentum=0.9"};
+  const std::vector<std::string> options = {"--epochs", "6",           "--save-every",
+                                            "10",       "--optimizer", "sgd:momentum=0.9"};
   ASSERT_EQ(run(digits("whole", options), here).code, 0);
   {
     auto slow = options;
@@ -58,7 +62,8 @@ TEST(Resume, ContinuesAfterAKill) {
     ASSERT_TRUE(eventually([&] { return fs::exists(folder / "killed" / "checkpoints" / "step-00000020"); }));
     child.signal(SIGKILL);
   }
-  const Outcome resumed = run(digits("killed", {"--resume", "auto", "--epochs", "6", "--optimizer", "sgd:momentum=0.9"}), here);
+  const Outcome resumed =
+      run(digits("killed", {"--resume", "auto", "--epochs", "6", "--optimizer", "sgd:momentum=0.9"}), here);
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   expect_same_run(folder / "whole", folder / "killed");
 }
@@ -75,12 +80,50 @@ TEST(Resume, SaysThatARunIsFinished) {
   EXPECT_EQ(metric(folder / "runs" / "toy-1", "step", "step").size(), 12U);
 }
 
+TEST(Resume, ChangesNothingOfAFinishedRun) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  ASSERT_EQ(run({"train", model_file("toy.onnx"), "--out", "r", "--quiet"}, here).code, 0);
+  const auto content = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(folder / "r"))
+      if (entry.is_regular_file() && entry.path().filename() != ".lock")  // holds a pid
+        files[entry.path().string()] = read_text(entry.path());
+    return files;
+  };
+  const auto before = content();
+  const Outcome again =
+      run({"train", model_file("toy.onnx"), "--out", "r", "--resume", "auto", "--lr", "0.5"}, here);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("finished"));
+  EXPECT_THAT(again.err, ::testing::Not(HasSubstr("0.5")));
+  EXPECT_EQ(before, content());
+  const Outcome more = run(
+      {"train", model_file("toy.onnx"), "--out", "r", "--resume", "auto", "--lr", "0.5", "--epochs", "12"},
+      here);
+  EXPECT_THAT(more.err, HasSubstr("lr was 0.001, now 0.5"));
+  EXPECT_THAT(read_text(folder / "r" / "run.toml"), HasSubstr("lr = 0.5\n"));
+}
+
+TEST(Resume, RefusesAnotherModel) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  const std::string toy = model_file("toy.onnx"), digits_mlp = model_file("digits_mlp.onnx");
+  ASSERT_EQ(run({"train", toy, "--out", "r", "--quiet"}, here).code, 0);
+  expect_error(run({"train", digits_mlp, "--resume", "r", "--lr", "0.5"}, here), 2,
+               "'r' was trained from '" + toy + "', not '" + digits_mlp + "'");
+  fs::copy_file(toy, folder / "copy.onnx");
+  EXPECT_EQ(run({"train", "copy.onnx", "--resume", "r", "--quiet"}, here).code, 0);
+}
+
 TEST(Resume, StartsWhereThereIsNothing) {
   Folder folder;
-  const Outcome outcome = run({"train", model_file("toy.onnx"), "--resume", "auto", "--out", "new"}, {.folder = folder.path()});
+  const Outcome outcome =
+      run({"train", model_file("toy.onnx"), "--resume", "auto", "--out", "new"}, {.folder = folder.path()});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("starting from the beginning"));
-  expect_error(run({"train", model_file("toy.onnx"), "--resume", "nowhere"}, {.folder = folder.path()}), 2, "nowhere");
+  expect_error(run({"train", model_file("toy.onnx"), "--resume", "nowhere"}, {.folder = folder.path()}), 2,
+               "nowhere");
 }
 
 TEST(Resume, SkipsADamagedCheckpoint) {
@@ -91,7 +134,8 @@ TEST(Resume, SkipsADamagedCheckpoint) {
   const fs::path state = folder / "r" / "checkpoints" / "step-00000020" / "state.onnx";
   const std::string bytes = read_text(state);
   write_text(state, bytes.substr(0, bytes.size() - 7));
-  const Outcome outcome = run({"train", model_file("digits_mlp.onnx"), "--out", "r", "--resume", "auto", "--steps", "30"}, here);
+  const Outcome outcome =
+      run({"train", model_file("digits_mlp.onnx"), "--out", "r", "--resume", "auto", "--steps", "30"}, here);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("step-00000020"));
   expect_same_run(folder / "whole", folder / "r");
@@ -101,7 +145,8 @@ TEST(Resume, TakesTheCheckpointThatIsNamed) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
   ASSERT_EQ(run(digits("r", {"--steps", "20", "--save-every", "10"}), here).code, 0);
-  const Outcome outcome = run({"train", model_file("digits_mlp.onnx"), "--resume", "r/checkpoints/step-00000010"}, here);
+  const Outcome outcome =
+      run({"train", model_file("digits_mlp.onnx"), "--resume", "r/checkpoints/step-00000010"}, here);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("step 11 of 20"));
   EXPECT_EQ(metric(folder / "r", "step", "step").size(), 20U);
@@ -111,19 +156,24 @@ TEST(Resume, RefusesAnotherRun) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
   ASSERT_EQ(run(digits("r", {"--steps", "5"}), here).code, 0);
-  expect_error(run(digits("r", {"--resume", "auto", "--steps", "9", "--batch-size", "16"}), here), 2, "batch-size");
+  expect_error(run(digits("r", {"--resume", "auto", "--steps", "9", "--batch-size", "16"}), here), 2,
+               "batch-size");
   expect_error(run(digits("r", {"--resume", "auto", "--steps", "9", "--seed", "1"}), here), 2, "seed");
   const Outcome ranks = run(digits("r", {"--resume", "auto", "--steps", "9", "--nproc-per-node", "2"}), here);
   EXPECT_EQ(ranks.code, 2) << ranks.err;
   EXPECT_THAT(ranks.err, HasSubstr("nproc-per-node"));
+  EXPECT_THAT(ranks.err, ::testing::Not(HasSubstr("nproc-per-node was")));
 }
 
 void stop_by(int signal, int code, const std::string& ranks) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};
-  const std::vector<std::string> options = {"--steps", "4000000", "--save-every", "1000000", "--nproc-per-node", ranks};
+  const std::vector<std::string> options = {"--steps", "4000000",          "--save-every",
+                                            "1000000", "--nproc-per-node", ranks};
   Child child(digits("r", options), here);
-  ASSERT_TRUE(eventually([&] { return fs::exists(folder / "r" / "metrics.jsonl") && !read_text(folder / "r" / "metrics.jsonl").empty(); }));
+  ASSERT_TRUE(eventually([&] {
+    return fs::exists(folder / "r" / "metrics.jsonl") && !read_text(folder / "r" / "metrics.jsonl").empty();
+  }));
   child.signal(signal);
   const Outcome outcome = child.wait();
   EXPECT_EQ(outcome.code, code) << outcome.err;

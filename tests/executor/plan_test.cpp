@@ -12,10 +12,10 @@
 namespace onnxddp {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::PaperDevice;
 using testing::plan_of;
 using testing::unindent;
-using ::testing::HasSubstr;
 
 #define EXPECT_PLAN(plan, text) EXPECT_EQ(dump(plan), unindent(text))
 
@@ -214,14 +214,17 @@ TEST(Plan, UpdatesInPlaceOnlyWhenNobodyNeedsTheOldValue) {
   const Plan last = plan_of(head + "  n: f32[4] = Add(p, x)\nupdate p <- n\n");
   EXPECT_TRUE(share(last, "n", "p"));
   EXPECT_EQ(last.steps.size(), 1U);
-  const Plan read = plan_of(head + "  n: f32[4] = Add(p, x)\n  y: f32[4] = Neg(p)\nupdate p <- n\noutput y\n");
+  const Plan read =
+      plan_of(head + "  n: f32[4] = Add(p, x)\n  y: f32[4] = Neg(p)\nupdate p <- n\noutput y\n");
   EXPECT_FALSE(share(read, "n", "p"));
   EXPECT_EQ(read.steps.back().op, "Copy");
   const Plan fresh = plan_of(head + "  y: f32[4] = Neg(p)\n  n: f32[4] = Exp(x)\nupdate p <- n\noutput y\n");
   EXPECT_TRUE(share(fresh, "n", "p"));
-  const Plan both = plan_of(head + "  y: f32[4] = Neg(p)\n  n: f32[4] = Add(p, p)\nupdate p <- n\noutput y\n");
+  const Plan both =
+      plan_of(head + "  y: f32[4] = Neg(p)\n  n: f32[4] = Add(p, p)\nupdate p <- n\noutput y\n");
   EXPECT_FALSE(share(both, "n", "p"));
-  const Plan view = plan_of(head + "  v: f32[2,2] = Reshape(p) {shape=[2,2]}\n  n: f32[4] = Exp(x)\nupdate p <- n\noutput v\n");
+  const Plan view = plan_of(
+      head + "  v: f32[2,2] = Reshape(p) {shape=[2,2]}\n  n: f32[4] = Exp(x)\nupdate p <- n\noutput v\n");
   EXPECT_EQ(view.slots[static_cast<std::size_t>(view.outputs.at("v"))].name, "v@out");
   EXPECT_FALSE(share(view, "n", "p"));
 }
@@ -237,7 +240,8 @@ TEST(Plan, UpdatesHappenAllAtOnce) {
     update b <- a
     update c <- x
     output a
-  )"), R"(
+  )"),
+              R"(
     plan swap device=paper state=192B grads=0B arena=128B steps=5 collectives=0
       #  lane     op    reads  writes  at     waits
       0  compute  Copy  a      a@out   a+0
@@ -271,11 +275,14 @@ TEST(Plan, CopiesIntoABucketWhatMayNotLiveThere) {
   EXPECT_EQ(slot(plan, "early").region, Region::grads);
   for (const std::string name : {"late", "view", "out", "x", "twice"})
     EXPECT_EQ(slot(plan, name + "@bucket").region, Region::grads) << name;
-  for (const std::string name : {"late", "out", "twice"}) EXPECT_EQ(slot(plan, name).region, Region::arena) << name;
+  for (const std::string name : {"late", "out", "twice"})
+    EXPECT_EQ(slot(plan, name).region, Region::arena) << name;
   EXPECT_EQ(plan.grads_bytes, 7 * 64U);
   EXPECT_TRUE(share(plan, "early", "r0"));
   for (std::size_t i = 0; i < 7; ++i)
-    EXPECT_EQ(plan.slots[static_cast<std::size_t>(step(const_cast<Plan&>(plan), "AllReduce").reads[i])].offset, i * 64);
+    EXPECT_EQ(
+        plan.slots[static_cast<std::size_t>(step(const_cast<Plan&>(plan), "AllReduce").reads[i])].offset,
+        i * 64);
 }
 
 TEST(Plan, KeepsWhatAnotherLaneUsesUntilTheWait) {
@@ -310,7 +317,8 @@ TEST(Plan, StoresEqualConstantsOnceAndBoundDimensionsAsData) {
       z: f32[N,2] = Mul(y, b)
       q: f32[N,2] = Div(z, n)
     output q
-  )", {{"N", 3}});
+  )",
+                            {{"N", 3}});
   EXPECT_TRUE(share(plan, "a", "b"));
   ASSERT_EQ(plan.constants.size(), 2U);
   EXPECT_EQ(plan.constants[1].second, HostTensor::scalar(60.0F));
@@ -319,7 +327,8 @@ TEST(Plan, StoresEqualConstantsOnceAndBoundDimensionsAsData) {
 TEST(Plan, GivesScratchItsOwnBytes) {
   PaperDevice device;
   device.scratch["Exp"] = 1000;
-  const Plan plan = plan_of("graph g v1\ninput x: f32[4]\n  y: f32[4] = Exp(x)\n  z: f32[4] = Exp(y)\noutput z\n", {}, device);
+  const Plan plan = plan_of(
+      "graph g v1\ninput x: f32[4]\n  y: f32[4] = Exp(x)\n  z: f32[4] = Exp(y)\noutput z\n", {}, device);
   EXPECT_EQ(plan.arena_bytes, 1024U + 64U);
   EXPECT_EQ(plan.steps[0].scratch_offset, plan.steps[1].scratch_offset);
 }
@@ -329,15 +338,17 @@ TEST(Plan, NamesTheOpWithoutAKernel) {
     plan_of("graph g v1\ninput x: f64[4]\n  y: f64[4] = Erf(x)\noutput y\n");
     FAIL();
   } catch (const Error& error) {
-    EXPECT_EQ(error.report(), "there is no paper kernel for Erf of f64\n   at    x: f64[4]\n   in    Erf 'y'\n"
-                              "   hint  `onnx-ddp ops` lists what each device has");
+    EXPECT_EQ(error.report(),
+              "there is no paper kernel for Erf of f64\n   at    x: f64[4]\n   in    Erf 'y'\n"
+              "   hint  `onnx-ddp ops` lists what each device has");
   }
 }
 
 TEST(Plan, SharesTheStateLayoutOfOtherPrograms) {
   StateLayout state;
   make_plan(parse("graph a v1\nparam p: f32[4]\nstate s: f32[40]\noutput p\n"), PaperDevice(), state);
-  const Plan plan = make_plan(parse("graph b v1\nstate t: f32[4]\nstate s: f32[40]\noutput s\noutput t\n"), PaperDevice(), state);
+  const Plan plan = make_plan(parse("graph b v1\nstate t: f32[4]\nstate s: f32[40]\noutput s\noutput t\n"),
+                              PaperDevice(), state);
   EXPECT_EQ(slot(plan, "s").offset, 64U);
   EXPECT_EQ(slot(plan, "t").offset, 64U + 192U);
   EXPECT_EQ(state.bytes, 320U);
@@ -351,11 +362,14 @@ struct Fault {
 };
 
 TEST(PlanCheck, FindsPlantedFaults) {
-  const auto find = [](Plan& plan, const std::string& name) -> Slot& { return const_cast<Slot&>(slot(plan, name)); };
+  const auto find = [](Plan& plan, const std::string& name) -> Slot& {
+    return const_cast<Slot&>(slot(plan, name));
+  };
   const Fault faults[] = {
       {"without waiting for step", [](Plan& p) { step(p, "AllReduce").waits.clear(); }},
       {"which is not before it", [](Plan& p) { step(p, "Gemm").waits = {5}; }},
-      {"reads 'w2.grad' where 'w2.sum' is", [](Plan& p) { p.steps.back().reads[1] = step(p, "AllReduce").reads[0]; }},
+      {"reads 'w2.grad' where 'w2.sum' is",
+       [](Plan& p) { p.steps.back().reads[1] = step(p, "AllReduce").reads[0]; }},
       {"before it is written", [](Plan& p) { std::swap(p.steps[0], p.steps[1]); }},
       {"reads 'a' where 'a.grad' is", [&](Plan& p) { find(p, "a.grad").offset = find(p, "a").offset; }},
       {"leaves arena", [](Plan& p) { p.arena_bytes = 64; }},
@@ -365,13 +379,19 @@ TEST(PlanCheck, FindsPlantedFaults) {
       {"where 'w2.next' is", [](Plan& p) { p.steps.push_back(p.steps[5]); }},
       {"collectives, the plan says 7", [](Plan& p) { p.collectives = 7; }},
       {"writes 'x' in feeds", [](Plan& p) { p.steps[0].writes[0] = p.steps[0].reads[0]; }},
-      {"touches bytes outside of arena", [](Plan& p) { p.steps[0].scratch_offset = p.arena_bytes, p.steps[0].scratch_bytes = 1; }},
-      {"which step 3 reads", [&](Plan& p) {
+      {"touches bytes outside of arena",
+       [](Plan& p) { p.steps[0].scratch_offset = p.arena_bytes, p.steps[0].scratch_bytes = 1; }},
+      {"which step 3 reads",
+       [&](Plan& p) {
          p.steps[3].scratch_bytes = 64;
          p.steps[3].scratch_offset = find(p, "a").offset;
        }},
       {"over a part of its operand", [&](Plan& p) { find(p, "a").offset = find(p, "h").offset + 64; }},
-      {"end: reads 'loss' where", [&](Plan& p) { p.outputs["loss"] = p.steps[0].writes[0]; p.slots[static_cast<std::size_t>(p.steps[0].writes[0])].name = "loss"; }},
+      {"end: reads 'loss' where",
+       [&](Plan& p) {
+         p.outputs["loss"] = p.steps[0].writes[0];
+         p.slots[static_cast<std::size_t>(p.steps[0].writes[0])].name = "loss";
+       }},
   };
   for (const Fault& f : faults) {
     Plan plan = plan_of(kMlp, {{"N", 2}});
@@ -391,7 +411,9 @@ TEST(PlanCheck, FindsARaceBetweenLanes) {
 }
 
 TEST(PlanCheck, FindsViewsThatAreElsewhere) {
-  Plan plan = plan_of("graph g v1\ninput x: f32[4]\n  e: f32[4] = Exp(x)\n  v: f32[2,2] = Reshape(e) {shape=[2,2]}\noutput v\n");
+  Plan plan = plan_of(
+      "graph g v1\ninput x: f32[4]\n  e: f32[4] = Exp(x)\n  v: f32[2,2] = Reshape(e) {shape=[2,2]}\noutput "
+      "v\n");
   EXPECT_EQ(fault(plan), "");
   Plan moved = plan;
   const_cast<Slot&>(slot(moved, "v")).region = Region::feeds;
@@ -419,7 +441,8 @@ void expect_disjoint(const std::vector<Block>& blocks) {
     EXPECT_LE(offsets[i] + blocks[i].bytes, total);
     std::size_t alive = 0;
     for (std::size_t j = 0; j < blocks.size(); ++j) {
-      if (blocks[j].begin <= blocks[i].begin && blocks[i].begin <= blocks[j].end) alive += padded(blocks[j].bytes);
+      if (blocks[j].begin <= blocks[i].begin && blocks[i].begin <= blocks[j].end)
+        alive += padded(blocks[j].bytes);
       if (j <= i || blocks[j].end < blocks[i].begin || blocks[i].end < blocks[j].begin) continue;
       EXPECT_TRUE(offsets[i] + blocks[i].bytes <= offsets[j] || offsets[j] + blocks[j].bytes <= offsets[i]);
     }

@@ -1,4 +1,5 @@
-// A device whose kernels do nothing, for tests of plans as text: every op, with the layout rules of a usual CPU.
+// A device whose kernels do nothing, for tests of plans as text: every op, with the layout rules of a usual
+// CPU.
 #pragma once
 
 #include <set>
@@ -35,7 +36,8 @@ class PaperDevice : public Device {
   static LayoutChoice all(const PlanContext& c, Layout layout) {
     LayoutChoice choice;
     for (const SlotType& x : c.inputs) choice.inputs.push_back(x.shape.size() == 4 ? layout : Layout::dense);
-    for (const SlotType& y : c.outputs) choice.outputs.push_back(y.shape.size() == 4 ? layout : Layout::dense);
+    for (const SlotType& y : c.outputs)
+      choice.outputs.push_back(y.shape.size() == 4 ? layout : Layout::dense);
     return choice;
   }
 
@@ -66,7 +68,8 @@ class PaperDevice : public Device {
 };
 
 /// The checked plan of a graph's text.
-inline Plan plan_of(std::string_view text, const DimBindings& dims = {}, const Device& device = PaperDevice()) {
+inline Plan plan_of(std::string_view text, const DimBindings& dims = {},
+                    const Device& device = PaperDevice()) {
   Graph graph = parse(text);
   bind_dims(graph, dims);
   StateLayout state;

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "executor/report/memory.h"
 #include "executor/report/metrics.h"
 #include "executor/report/progress.h"
 
@@ -162,6 +163,22 @@ TEST(Progress, EpochsAreRowsUnderOneHead) {
             "    1      1.4120      0.8034      0.7889      0.1000      2.3100      41.2k     0.1 s  "
             "\x1b[32mbest\x1b[0m\n"
             "    2      0.5000                           1.000e-05      1.0000        950    61.0 s\n");
+}
+
+TEST(Progress, ColumnsThatStayEmptyAreLeftOut) {
+  Screen screen;
+  Progress progress(screen.options(false));
+  progress.epoch({.epoch = 1, .train_loss = 0.5, .eval_loss = {}, .accuracy = {}, .lr = 1, .grad_norm = 1,
+                  .samples_per_s = 950, .seconds = 61});
+  EXPECT_EQ(screen.text, "\nepoch  train loss          lr      |grad|  samples/s      time\n"
+                         "    1      0.5000      1.0000      1.0000        950    61.0 s\n");
+}
+
+TEST(Memory, PeakIsThisProcess) {
+  const double before = peak_rss_mb();
+  EXPECT_GT(before, 1);
+  const std::vector<char> block(64 << 20, 1);
+  EXPECT_GE(peak_rss_mb(), std::min(before, 64.0) + static_cast<double>(block[1]));
 }
 
 TEST(Progress, ThreadsDoNotTearLines) {

@@ -87,21 +87,27 @@ TEST(Session, SharesStateBetweenPrograms) {
   EXPECT_TRUE(a.session.has_state("more"));
   EXPECT_FALSE(a.session.has_state("x"));
   EXPECT_EQ(a.session.program("look").name, "look");
-  EXPECT_THAT(message_of([&] { a.session.add_program("bad", parse("graph bad v1\nstate total: f32[4]\noutput total\n")); }),
+  EXPECT_THAT(message_of([&] {
+                a.session.add_program("bad", parse("graph bad v1\nstate total: f32[4]\noutput total\n"));
+              }),
               HasSubstr("'total' is f32[4] in 'bad' and f64[2] in another program"));
 }
 
 TEST(Session, RefusesWrongTypes) {
   Alone a;
   a.session.add_program("mean", parse(kMean));
-  const auto set = [&](const char* name, HostTensor value) { return message_of([&] { a.session.set_state(name, value); }); };
+  const auto set = [&](const char* name, HostTensor value) {
+    return message_of([&] { a.session.set_state(name, value); });
+  };
   EXPECT_EQ(set("total", HostTensor(DType::f32, {2})), "'total' is f64[2], but f32[2] is given");
   EXPECT_EQ(set("total", HostTensor(DType::f64, {3})), "'total' is f64[2], but f64[3] is given");
   EXPECT_THAT(set("x", HostTensor(DType::f64, {3})), HasSubstr("no program has a tensor 'x'"));
   EXPECT_THAT(message_of([&] { a.session.get_state("x"); }), HasSubstr("'x'"));
-  EXPECT_THAT(message_of([&] { a.session.set_scalar("total", 1); }), HasSubstr("'total' is f64[2], but f64[] is given"));
+  EXPECT_THAT(message_of([&] { a.session.set_scalar("total", 1); }),
+              HasSubstr("'total' is f64[2], but f64[] is given"));
   EXPECT_THAT(message_of([&] { a.session.run("mean", {}); }), HasSubstr("input 'x' of 'mean' is not fed"));
-  EXPECT_THAT(message_of([&] { a.session.run("mean", rows(2), {"z"}); }), HasSubstr("'mean' has no output 'z'"));
+  EXPECT_THAT(message_of([&] { a.session.run("mean", rows(2), {"z"}); }),
+              HasSubstr("'mean' has no output 'z'"));
 }
 
 TEST(Session, BindsSymbolsToTheShapesFed) {
@@ -116,7 +122,9 @@ TEST(Session, BindsSymbolsToTheShapesFed) {
     output t
   )"));
   const auto run = [&](Ints x, Ints y) {
-    return message_of([&] { a.session.run("pair", {{"x", HostTensor(DType::f32, x)}, {"y", HostTensor(DType::f32, y)}}); });
+    return message_of([&] {
+      a.session.run("pair", {{"x", HostTensor(DType::f32, x)}, {"y", HostTensor(DType::f32, y)}});
+    });
   };
   EXPECT_EQ(run({3, 7}, {3, 4}), "");
   EXPECT_EQ(run({1, 1}, {1, 4}), "");
@@ -124,11 +132,17 @@ TEST(Session, BindsSymbolsToTheShapesFed) {
   EXPECT_EQ(run({3, 6}, {3, 4}), "input 'x' of 'pair' is f32[N,2*M+1] with N=3, but f32[3,6] is fed");
   EXPECT_EQ(run({3, 7}, {3, 5}), "input 'y' of 'pair' is f32[N,4] with M=3, N=3, but f32[3,5] is fed");
   EXPECT_THAT(run({3, 7, 1}, {3, 4}), HasSubstr("but f32[3,7,1] is fed"));
-  EXPECT_THAT(message_of([&] { a.session.run("pair", {{"x", HostTensor(DType::f64, {3, 7})}, {"y", HostTensor(DType::f32, {3, 4})}}); }),
-              HasSubstr("but f64[3,7] is fed"));
+  EXPECT_THAT(
+      message_of([&] {
+        a.session.run("pair", {{"x", HostTensor(DType::f64, {3, 7})}, {"y", HostTensor(DType::f32, {3, 4})}});
+      }),
+      HasSubstr("but f64[3,7] is fed"));
   EXPECT_THAT(message_of([&] {
-                a.session.run("pair", {{"x", HostTensor(DType::f32, {3, 7})}, {"y", HostTensor(DType::f32, {3, 4})}, {"z", HostTensor()}});
-              }), HasSubstr("'pair' has no input 'z'"));
+                a.session.run("pair", {{"x", HostTensor(DType::f32, {3, 7})},
+                                       {"y", HostTensor(DType::f32, {3, 4})},
+                                       {"z", HostTensor()}});
+              }),
+              HasSubstr("'pair' has no input 'z'"));
 }
 
 TEST(Session, KeepsEightPlans) {
@@ -181,7 +195,9 @@ TEST(Session, AddsThePlaceToErrorsOfKernels) {
     output y
   )"));
   const auto run = [&](std::int64_t i) {
-    return message_of([&] { a.session.run("g", {{"x", HostTensor(DType::f32, {4})}, {"i", HostTensor::of<std::int64_t>({1}, {i})}}); });
+    return message_of([&] {
+      a.session.run("g", {{"x", HostTensor(DType::f32, {4})}, {"i", HostTensor::of<std::int64_t>({1}, {i})}});
+    });
   };
   EXPECT_THAT(run(7), HasSubstr("in    Gather 'y'"));
   EXPECT_EQ(run(3), "");
@@ -190,10 +206,11 @@ TEST(Session, AddsThePlaceToErrorsOfKernels) {
 // ---- several ranks
 
 std::string sum_text(std::int64_t n) {
-  return cat("graph sum v1\ninput x: f64[", n, "]\ninput i: i64[1]\nstate p: f64[", n, "]\n",
-             "  a: f64[", n, "] = Neg(x)\n  r: f64[", n, "] = AllReduce(a)\n  b: f64[", n, "] = Mul(x, x)\n",
-             "  one: f64[1] = Gather(b, i) {axis=0}\n  g: f64[2,1] = AllGather(one) {ranks=2}\n",
-             "  c: f64[", n, "] = Add(r, b)\n  p.next: f64[", n, "] = Add(p, c)\nupdate p <- p.next\noutput g\noutput r\n");
+  return cat("graph sum v1\ninput x: f64[", n, "]\ninput i: i64[1]\nstate p: f64[", n, "]\n", "  a: f64[", n,
+             "] = Neg(x)\n  r: f64[", n, "] = AllReduce(a)\n  b: f64[", n, "] = Mul(x, x)\n",
+             "  one: f64[1] = Gather(b, i) {axis=0}\n  g: f64[2,1] = AllGather(one) {ranks=2}\n", "  c: f64[",
+             n, "] = Add(r, b)\n  p.next: f64[", n,
+             "] = Add(p, c)\nupdate p <- p.next\noutput g\noutput r\n");
 }
 
 void run_two(std::int64_t n, const std::function<void(Session&, Communicator&)>& body) {
@@ -207,7 +224,8 @@ void run_two(std::int64_t n, const std::function<void(Session&, Communicator&)>&
 }
 
 Feeds sum_feeds(std::int64_t n, int rank, std::int64_t index = 0) {
-  return {{"x", HostTensor::full(DType::f64, {n}, rank + 1)}, {"i", HostTensor::of<std::int64_t>({1}, {index})}};
+  return {{"x", HostTensor::full(DType::f64, {n}, rank + 1)},
+          {"i", HostTensor::of<std::int64_t>({1}, {index})}};
 }
 
 class SessionRanks : public ::testing::TestWithParam<std::int64_t> {};
@@ -220,7 +238,8 @@ TEST_P(SessionRanks, ReduceAndGather) {
       const Feeds out = session.run("sum", sum_feeds(n, rank));
       ASSERT_EQ(out.at("g"), HostTensor::of<double>({2, 1}, {1, 4}));
       ASSERT_EQ(out.at("r"), HostTensor::full(DType::f64, {n}, -3));
-      ASSERT_EQ(session.get_state("p"), HostTensor::full(DType::f64, {n}, step * (-3.0 + (rank + 1) * (rank + 1))));
+      ASSERT_EQ(session.get_state("p"),
+                HostTensor::full(DType::f64, {n}, step * (-3.0 + (rank + 1) * (rank + 1))));
     }
   });
 }
@@ -274,8 +293,12 @@ class MixedDevice : public Device {
   std::string kind() const override { return "cpu"; }
   void* allocate(std::size_t bytes) override { return cpu_->allocate(bytes); }
   void free(void* memory) override { cpu_->free(memory); }
-  void upload(void* device, const void* host, std::size_t bytes) override { cpu_->upload(device, host, bytes); }
-  void download(void* host, const void* device, std::size_t bytes) override { cpu_->download(host, device, bytes); }
+  void upload(void* device, const void* host, std::size_t bytes) override {
+    cpu_->upload(device, host, bytes);
+  }
+  void download(void* host, const void* device, std::size_t bytes) override {
+    cpu_->download(host, device, bytes);
+  }
   const KernelTable& kernels() const override { return table_; }
   int threads() const override { return 1; }
 
@@ -292,7 +315,8 @@ class RandomGraph {
     Graph graph("random");
     Builder b(graph);
     for (int i = 0; i < 2; ++i) values_.push_back(graph.add_input(cat("x", i), type(pick(2))));
-    for (int i = 0; i < 4; ++i) values_.push_back(graph.add_param(cat("p", i), type(pick(2)), i < 2 ? Kind::param : Kind::state));
+    for (int i = 0; i < 4; ++i)
+      values_.push_back(graph.add_param(cat("p", i), type(pick(2)), i < 2 ? Kind::param : Kind::state));
     values_.push_back(graph.add_constant("c", HostTensor::full(DType::f64, shape_, 0.5)));
     const std::vector<ValueId> params = graph.params;
     for (int i = 0; i < 30; ++i) add_node(b, graph);
@@ -309,7 +333,9 @@ class RandomGraph {
  private:
   std::size_t pick(std::size_t n) { return random_() % n; }
   /// Rank 4, or flat.
-  TensorType type(std::size_t flat) const { return {DType::f64, flat ? Shape{numel(shape_)} : to_shape(shape_)}; }
+  TensorType type(std::size_t flat) const {
+    return {DType::f64, flat ? Shape{numel(shape_)} : to_shape(shape_)};
+  }
 
   ValueId any(const Graph& graph, int rank) {
     for (int i = 0; i < 100; ++i) {
@@ -333,17 +359,20 @@ class RandomGraph {
         const ValueId s = b.emit("ReduceMean", {x}, {{"axes", Ints{0}}, {"keepdims", std::int64_t{1}}})[0];
         return keep(b.emit("Add", {x, s}));
       }
-      case 2: case 3: {
+      case 2:
+      case 3: {
         const ValueId y = any(graph, rank), z = any(graph, rank);
         if (graph.value(y).type != graph.value(x).type || graph.value(z).type != graph.value(x).type) return;
         return keep(b.emit("AllReduce", {x, y, z}));
       }
-      case 4: case 5: {
+      case 4:
+      case 5: {
         const ValueId y = any(graph, rank);
         if (graph.value(y).type != graph.value(x).type) return;
         return keep(b.emit(binary[pick(4)], {x, y}));
       }
-      default: return keep(b.emit(unary[pick(6)], {x}));
+      default:
+        return keep(b.emit(unary[pick(6)], {x}));
     }
   }
 
@@ -360,7 +389,8 @@ class RandomGraph {
 class Interpreter {
  public:
   Interpreter(const Graph& graph, int ranks) : g_(graph), ranks_(ranks) {
-    for (const ValueId p : g_.params) state_[g_.value(p).name] = HostTensor(DType::f64, static_shape(g_.value(p).type.shape));
+    for (const ValueId p : g_.params)
+      state_[g_.value(p).name] = HostTensor(DType::f64, static_shape(g_.value(p).type.shape));
   }
 
   Feeds run(const Feeds& feeds) {
@@ -417,11 +447,15 @@ void compare(const Graph& graph, Communicator& communicator, unsigned seed) {
   }
   for (int step = 0; step < 3; ++step) {
     Feeds feeds;
-    for (const ValueId x : graph.inputs) feeds[graph.value(x).name] = noise(random, static_shape(graph.value(x).type.shape));
+    for (const ValueId x : graph.inputs)
+      feeds[graph.value(x).name] = noise(random, static_shape(graph.value(x).type.shape));
     const Feeds want = reference.run(feeds), got = session.run("g", feeds);
-    for (const auto& [name, value] : want) ASSERT_EQ(got.at(name), value) << name << " at step " << step << "\n" << dump(graph) << dump(session.plan("g", {}));
+    for (const auto& [name, value] : want)
+      ASSERT_EQ(got.at(name), value) << name << " at step " << step << "\n"
+                                     << dump(graph) << dump(session.plan("g", {}));
     for (const auto& [name, value] : reference.state())
-      ASSERT_EQ(session.get_state(name), value) << name << " after step " << step << "\n" << dump(graph) << dump(session.plan("g", {}));
+      ASSERT_EQ(session.get_state(name), value) << name << " after step " << step << "\n"
+                                                << dump(graph) << dump(session.plan("g", {}));
   }
 }
 
@@ -436,7 +470,9 @@ TEST(SessionProperty, PlansEqualTheirNodes) {
 TEST(SessionProperty, PlansEqualTheirNodesOnTwoRanks) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     // Every second graph is large enough for the comm thread.
-    run_ranks(2, [&](Communicator& communicator) { compare(RandomGraph(seed, seed % 2 ? 4 : 200).make(), communicator, seed); });
+    run_ranks(2, [&](Communicator& communicator) {
+      compare(RandomGraph(seed, seed % 2 ? 4 : 200).make(), communicator, seed);
+    });
     if (HasFatalFailure()) FAIL() << "seed " << seed;
   }
 }
@@ -479,7 +515,9 @@ TEST(SessionProperty, TrainsAConvolutionNetAsItsNodesDo) {
   EXPECT_GE(nhwc, 10) << dump(plan);
   Interpreter reference(graph, 1);
   std::mt19937 random(7);
-  const auto values = [&](const TensorType& type) { return noise(random, static_shape(type.shape)).cast(type.dtype); };
+  const auto values = [&](const TensorType& type) {
+    return noise(random, static_shape(type.shape)).cast(type.dtype);
+  };
   for (const ValueId p : graph.params) {
     HostTensor value = values(graph.value(p).type);
     if (graph.value(p).type.dtype == DType::f64) value = HostTensor::of<double>({5}, {0.01, 1, 0.9, 0, 0});
@@ -487,8 +525,10 @@ TEST(SessionProperty, TrainsAConvolutionNetAsItsNodesDo) {
     reference.set_state(graph.value(p).name, value);
   }
   for (int step = 0; step < 3; ++step) {
-    const Feeds feeds = {{"x", values(TensorType::parse("f32[6,3,8,8]"))}, {"t", HostTensor::of<std::int64_t>({6}, {0, 1, 2, 3, 4, 0})}};
-    EXPECT_NEAR(a.session.run("g", feeds).at("loss").as_double(0), reference.run(feeds).at("loss").as_double(0), 1e-3);
+    const Feeds feeds = {{"x", values(TensorType::parse("f32[6,3,8,8]"))},
+                         {"t", HostTensor::of<std::int64_t>({6}, {0, 1, 2, 3, 4, 0})}};
+    EXPECT_NEAR(a.session.run("g", feeds).at("loss").as_double(0),
+                reference.run(feeds).at("loss").as_double(0), 1e-3);
   }
   for (const auto& [name, want] : reference.state()) {
     const HostTensor got = a.session.get_state(name);

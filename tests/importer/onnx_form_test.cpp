@@ -30,7 +30,7 @@ TEST(TrainingForm, EveryLossIsNamedWithTheRemedy) {
     j = BatchNormalization(i, s, o, m, v)
     y = MatMul(j, "onnx::MatMul_7")
   })");
-  EXPECT_HAS(text, "the batch dimension is fixed at 1\n");
+  EXPECT_HAS(text, "the exporter fixed the batch dimension at 1\n");
   EXPECT_HAS(text, "1 Conv with a bias and no batch norm behind it");
   EXPECT_HAS(text, "1 weight was computed by the exporter (onnx::MatMul_7)");
   EXPECT_HAS(text, "1 batch norm is in inference form: `--bn train`, the default, trains them");

@@ -146,6 +146,14 @@ TEST(Hostile, DuplicateInitializersAndMetadata) {
   EXPECT_HAS(load_report(model), "metadata key 'author' occurs twice");
 }
 
+TEST(Hostile, NamesThatWouldBreakMessages) {
+  pb::ModelProto model = small_model();
+  model.mutable_graph()->mutable_node(0)->set_name("a\nb\nc\nd\ne\nf\ng");
+  EXPECT_HAS(load_report(model), "the name 'a b c d e f g' holds control characters");
+  model.mutable_graph()->mutable_node(0)->set_name(std::string(20'000, 'a'));
+  EXPECT_HAS(load_report(model), "is too long");
+}
+
 TEST(Hostile, RecursiveFunctions) {
   EXPECT_HAS(text_report(R"(<ir_version: 10, opset_import: ["" : 17, "l" : 1]>
 g (float[2] x) => (float[2] y) { y = l.A(x) }
@@ -249,7 +257,7 @@ TEST_F(External, MustNotEscape) {
   EXPECT_HAS(report({{"location", "sub/../../secret"}}), "leaves the model's folder");
   EXPECT_HAS(report({{"location", (folder_ / "secret").string()}}), "is an absolute path");
   EXPECT_HAS(report({{"location", "C:\\secret"}}), "not a relative POSIX path");
-  EXPECT_HAS(report({{"location", std::string("w.data\0x", 8)}}), "zero byte");
+  EXPECT_HAS(report({{"location", std::string("w.data\0x", 8)}}), "holds control characters");
   EXPECT_HAS(report({{"location", ""}}), "its location is empty");
   EXPECT_HAS(report({{"location", "."}}), "names no file");
 }
