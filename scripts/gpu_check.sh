@@ -96,7 +96,6 @@ build() {
 }
 
 rm -f "$work"/*.o
-export -f build 2> /dev/null || true
 begin=$SECONDS
 if build > "$work/log/build" 2>&1; then
   printf '{"check": "build", "ok": true, "seconds": %d}\n' $((SECONDS - begin))
