@@ -48,8 +48,7 @@ TEST(Loader, TheProgramStartsWithin30Milliseconds) {
   for (int i = 0; i < 20 && least > 0.03; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     ASSERT_EQ(std::system(ONNXDDP_BINARY_DIR "/onnx-ddp --version > /dev/null"), 0);
-    least =
-        std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   EXPECT_LE(least, 0.03);
 }
