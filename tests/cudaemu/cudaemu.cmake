@@ -1,23 +1,24 @@
 # The CUDA emulator as targets; include it wherever they are needed. Built with or without nvcc; never installed.
-#   cudaemu_headers   include folders of CUDA, NCCL (and cuDNN) for host code
-#   cudaemu           what to link in the place of cudart, cuBLAS, cuBLASLt and NCCL
+#   cudaemu_headers   include folders of CUDA, NCCL and cuDNN for host code
+#   cudaemu           what to link in the place of cudart, cuBLAS, cuBLASLt, NCCL and (for convolutions) cuDNN
 #   cudaemu_kernels(target file.cu...)   an object library of kernels, compiled by the C++ compiler
 # CUDAEMU_FOUND (cache) is false where CUDA's headers are missing, or under ThreadSanitizer, which knows no fibers.
 include_guard(GLOBAL)
 find_path(CUDAEMU_INCLUDE cuda_runtime_api.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
 find_path(CUDAEMU_NCCL_INCLUDE nccl.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
+find_path(CUDAEMU_CUDNN_INCLUDE cudnn.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
 set(found OFF)
-if(CUDAEMU_INCLUDE AND CUDAEMU_NCCL_INCLUDE AND NOT ONNXDDP_SANITIZE MATCHES "thread")
+if(CUDAEMU_INCLUDE AND CUDAEMU_NCCL_INCLUDE AND CUDAEMU_CUDNN_INCLUDE AND NOT ONNXDDP_SANITIZE MATCHES "thread")
   set(found ON)
 endif()
 set(CUDAEMU_FOUND ${found} CACHE INTERNAL "The CUDA emulator is built")
 if(NOT CUDAEMU_FOUND)
-  message(STATUS "The CUDA emulator is not built: no headers of CUDA and NCCL, or ThreadSanitizer")
+  message(STATUS "The CUDA emulator is not built: no headers of CUDA, NCCL and cuDNN, or ThreadSanitizer")
   return()
 endif()
 
 add_library(cudaemu_headers INTERFACE)
-target_include_directories(cudaemu_headers SYSTEM INTERFACE "${CUDAEMU_INCLUDE}" "${CUDAEMU_NCCL_INCLUDE}")
+target_include_directories(cudaemu_headers SYSTEM INTERFACE "${CUDAEMU_INCLUDE}" "${CUDAEMU_NCCL_INCLUDE}" "${CUDAEMU_CUDNN_INCLUDE}")
 target_include_directories(cudaemu_headers INTERFACE "${PROJECT_SOURCE_DIR}")
 file(GLOB cudaemu_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp")
 list(FILTER cudaemu_sources EXCLUDE REGEX "_test\\.cpp$")
