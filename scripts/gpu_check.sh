@@ -33,8 +33,8 @@ if [ "$mode" = --dry-run ]; then
   tests=${2:-build/release}/tests
   check figures 60 "$tests/cuda_figures_emulated" "$work/description.json" --small
   check wrappers 60 "$tests/cuda_wrappers_test" --gtest_brief=1 '--gtest_filter=*/0:Status.*'
-  check conformance 60 "$tests/cudaemu_test" --gtest_brief=1 '--gtest_filter=*Conformance.*/0:*Libraries.*/0'
-  if [ -x "$tests/cudaemu_kernels_test" ]; then check kernels 120 "$tests/cudaemu_kernels_test" --gtest_brief=1 '--gtest_filter=*/0'; fi
+  check conformance 60 "$tests/cudaemu/cudaemu_test" --gtest_brief=1 '--gtest_filter=*Conformance.*/0:*Libraries.*/0'
+  if [ -x "$tests/cudaemu/cudaemu_kernels_test" ]; then check kernels 120 "$tests/cudaemu/cudaemu_kernels_test" --gtest_brief=1 '--gtest_filter=*/0'; fi
   [ $failures -eq 0 ]
   exit
 fi

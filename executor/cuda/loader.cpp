@@ -13,6 +13,18 @@
 namespace onnxddp {
 namespace {
 
+/// Whether the NVIDIA driver can be opened; says why not in `reason`.
+bool has_driver(std::string& reason) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) {
+    const char* text = dlerror();
+    reason = text != nullptr ? text : "libcuda.so.1 does not open";
+    return false;
+  }
+  dlclose(driver);
+  return true;
+}
+
 namespace fs = std::filesystem;
 
 std::string open_failure() {

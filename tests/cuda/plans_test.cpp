@@ -119,7 +119,9 @@ TEST_F(Plans, ASerialisedPlanLoadsAgain) {
     ASSERT_TRUE(again.has_value());
     EXPECT_EQ(again->workspace_bytes(), plan.workspace_bytes());
     EXPECT_EQ(again->serialise(), text);
-    if (plan.workspace_bytes() > 0) EXPECT_FALSE(ConvPlan::load(*cudnn_, text, 0).has_value());
+    if (plan.workspace_bytes() > 0) {
+      EXPECT_FALSE(ConvPlan::load(*cudnn_, text, 0).has_value());
+    }
   }
   EXPECT_FALSE(ConvPlan::load(*cudnn_, "{}", 1 << 20).has_value());
 }
