@@ -18,7 +18,8 @@ constexpr std::size_t kLongestLine = 160;
 // Each item as "LENGTH NAME\nLENGTH TEXT\n": no two lists of items give the same text.
 std::string serialise(const Items& items) {
   std::string all;
-  for (const auto& [name, text] : items) all += cat(name.size(), ' ', name, '\n', text.size(), ' ', text, '\n');
+  for (const auto& [name, text] : items)
+    all += cat(name.size(), ' ', name, '\n', text.size(), ' ', text, '\n');
   return all;
 }
 
@@ -50,15 +51,19 @@ std::string_view line_at(std::string_view text, std::size_t at) {
 // What rank `rank` has to report against rank 0: three lines "what", "rank 0's line", "its line".
 std::array<std::string, 3> compare(int rank, const Items& first, const Items& own) {
   for (std::size_t i = 0; i < std::max(first.size(), own.size()); ++i) {
-    const std::string a = i < first.size() ? first[i].first : "(nothing)", b = i < own.size() ? own[i].first : "(nothing)";
+    const std::string a = i < first.size() ? first[i].first : "(nothing)",
+                      b = i < own.size() ? own[i].first : "(nothing)";
     if (a != b) return {cat("rank ", rank, " compares other things than rank 0"), a, b};
     const std::string &x = first[i].second, &y = own[i].second;
     if (x == y) continue;
-    const auto at = static_cast<std::size_t>(std::mismatch(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), y.size())),
-                                                           y.begin()).first - x.begin());
+    const auto at = static_cast<std::size_t>(
+        std::mismatch(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), y.size())),
+                      y.begin())
+            .first -
+        x.begin());
     const auto line = 1 + std::count(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    return {cat("rank ", rank, " has another ", a, " than rank 0, first in line ", line), std::string(line_at(x, at)),
-            std::string(line_at(y, at))};
+    return {cat("rank ", rank, " has another ", a, " than rank 0, first in line ", line),
+            std::string(line_at(x, at)), std::string(line_at(y, at))};
   }
   return {};
 }
@@ -72,7 +77,8 @@ void check_agreement(Communicator& communicator, const Items& items) {
   const Digest digest = sha256(own);
   std::vector<Digest> digests(static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(digest.data(), digest.size(), digests.data());
-  const auto differs = std::find_if(digests.begin(), digests.end(), [&](const Digest& d) { return d != digests[0]; });
+  const auto differs =
+      std::find_if(digests.begin(), digests.end(), [&](const Digest& d) { return d != digests[0]; });
   if (differs == digests.end()) return;
 
   // Only now the texts travel. The lowest rank that differs from rank 0 reports to all.

@@ -42,7 +42,8 @@ static std::unique_ptr<Communicator> make_processes(const CommunicatorOptions& o
 }
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
-  CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size, options.rank, " of ", options.size);
+  CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size, options.rank, " of ",
+        options.size);
   if (options.backend == "auto" && options.size == 1) return std::make_unique<SoloCommunicator>();
   if (options.backend != "auto" && options.backend != "shm" && options.backend != "gloo") {
     throw usage_error(cat("unknown communicator '", options.backend, "'")).hint("auto, shm or gloo");

@@ -1,4 +1,5 @@
-// Communicator: collectives between ranks. Reductions run in a fixed order: equal bits on all ranks and in all runs.
+// Communicator: collectives between ranks. Reductions run in a fixed order: equal bits on all ranks and in
+// all runs.
 #pragma once
 
 #include <chrono>
@@ -15,8 +16,9 @@ namespace ONNXDDP_API onnxddp {
 
 class Store;
 
-/// Collectives on host memory. Every call blocks the calling thread, has the communicator's deadline, and throws
-/// PeerError when a peer is gone or late. Calls must be made in the same order by all ranks, from one thread at a time.
+/// Collectives on host memory. Every call blocks the calling thread, has the communicator's deadline, and
+/// throws PeerError when a peer is gone or late. Calls must be made in the same order by all ranks, from one
+/// thread at a time.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -33,11 +35,13 @@ class Communicator {
 
   /// The training step that the next collectives belong to; for heartbeats and messages only. Any thread.
   virtual void note_step(std::int64_t /*step*/) {}
-  /// Makes the running collective, and every later one, throw PeerError(reason). Any thread, also during a collective.
+  /// Makes the running collective, and every later one, throw PeerError(reason). Any thread, also during a
+  /// collective.
   virtual void abort(const std::string& /*reason*/) {}
 };
 
-/// A peer failed, or did not arrive in time: exit code 3. The message names the rank, step and collective where known.
+/// A peer failed, or did not arrive in time: exit code 3. The message names the rank, step and collective
+/// where known.
 class PeerError : public Error {
  public:
   explicit PeerError(const std::string& message) : Error(message, kExitPeer) {}
@@ -46,16 +50,18 @@ class PeerError : public Error {
 struct CommunicatorOptions {
   std::string backend = "auto";  // auto (size 1: solo; all on one machine: shm; else gloo) | shm | gloo
   int rank = 0, size = 1;
-  Store* store = nullptr;        // rendezvous and heartbeats; outlives the communicator
+  Store* store = nullptr;  // rendezvous and heartbeats; outlives the communicator
   std::chrono::milliseconds timeout{120'000};
-  std::string host = "127.0.0.1";           // gloo: numeric address of this machine that the other ranks reach
-  std::chrono::milliseconds heartbeat{500}; // between signs of life in the store; 0: none, and no diagnosis of failures
+  std::string host = "127.0.0.1";  // gloo: numeric address of this machine that the other ranks reach
+  std::chrono::milliseconds heartbeat{
+      500};  // between signs of life in the store; 0: none, and no diagnosis of failures
 };
 /// The only place that knows which back ends exist.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
 
-/// Runs `body(communicator)` on `size` ranks that are threads of this process and returns when all are done; the first
-/// exception is rethrown after every thread has ended (a throwing rank makes the others' collectives throw).
+/// Runs `body(communicator)` on `size` ranks that are threads of this process and returns when all are done;
+/// the first exception is rethrown after every thread has ended (a throwing rank makes the others'
+/// collectives throw).
 void run_ranks(int size, const std::function<void(Communicator&)>& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(60));
 

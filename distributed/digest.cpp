@@ -12,7 +12,8 @@ namespace onnxddp {
 Digest sha256(std::string_view text) {
   Digest out{};
   unsigned size = 0;
-  CHECK(EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr) == 1 && size == out.size());
+  CHECK(EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr) == 1 &&
+        size == out.size());
   return out;
 }
 
@@ -20,7 +21,8 @@ Digest hmac_sha256(std::string_view key, std::string_view text) {
   Digest out{};
   unsigned size = 0;
   const auto* data = reinterpret_cast<const unsigned char*>(text.data());
-  const auto* made = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), data, text.size(), out.data(), &size);
+  const auto* made =
+      HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), data, text.size(), out.data(), &size);
   CHECK(made != nullptr && size == out.size());
   return out;
 }

@@ -16,9 +16,10 @@ namespace onnxddp {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr double kPlannedCap = 4.0;      // MiB: large enough for bandwidth, small enough to start early
-constexpr double kPlannedLast = 0.25;    // MiB: the last bucket is the exposed one
-constexpr double kBesideSyncBn = 1.0;    // MiB: a long reduction would delay the statistics behind it (one FIFO lane)
+constexpr double kPlannedCap = 4.0;    // MiB: large enough for bandwidth, small enough to start early
+constexpr double kPlannedLast = 0.25;  // MiB: the last bucket is the exposed one
+constexpr double kBesideSyncBn =
+    1.0;  // MiB: a long reduction would delay the statistics behind it (one FIFO lane)
 constexpr double kTorchFirst = 1.0, kTorchCap = 25.0;
 
 /// Inserts nodes behind given ones: collects them by position, then rebuilds the order once.
@@ -62,15 +63,16 @@ void merge_statistics(Graph& graph, int ranks) {
     const std::string name = graph.value(stats).name;
     const ValueId all = builder.emit("AllGather", {stats}, {{"ranks", std::int64_t{ranks}}},
                                      {graph.unique_name(name + ".all")})[0];
-    replaced.emplace_back(stats, builder.emit("MergeStats", {all}, {}, {graph.unique_name(name + ".merged")})[0]);
+    replaced.emplace_back(stats,
+                          builder.emit("MergeStats", {all}, {}, {graph.unique_name(name + ".merged")})[0]);
   }
   for (const auto& [local, merged] : replaced) graph.replace_uses(local, merged);
   inserter.apply();
 }
 
-/// Rule 2: the gradient sums that a training batch norm's backward reads are summed over ranks. Where such a sum is the
-/// whole gradient of a scale or bias, the reduced value is that gradient; where more is added to it, the local sum goes the
-/// usual way through a bucket.
+/// Rule 2: the gradient sums that a training batch norm's backward reads are summed over ranks. Where such a
+/// sum is the whole gradient of a scale or bias, the reduced value is that gradient; where more is added to
+/// it, the local sum goes the usual way through a bucket.
 std::set<ValueId> reduce_batch_norm_sums(Graph& graph) {
   Inserter inserter(graph);
   std::map<ValueId, ValueId> reduced;
@@ -90,7 +92,8 @@ std::set<ValueId> reduce_batch_norm_sums(Graph& graph) {
   }
   for (NodeId id : nodes_of(graph, "BatchNormGradApply"))
     for (std::size_t i = 4; i < graph.node(id).inputs.size(); ++i)
-      if (const auto at = reduced.find(graph.node(id).inputs[i]); at != reduced.end()) graph.node(id).inputs[i] = at->second;
+      if (const auto at = reduced.find(graph.node(id).inputs[i]); at != reduced.end())
+        graph.node(id).inputs[i] = at->second;
   std::set<ValueId> done;
   for (const auto& [param, gradient] : gradients(graph)) {
     const auto at = reduced.find(gradient);
@@ -121,8 +124,8 @@ std::vector<std::pair<ValueId, ValueId>> ordered_gradients(const Graph& graph, c
   return out;
 }
 
-std::vector<Bucket> make_buckets(const Graph& graph, const std::set<ValueId>& done, const DistributeOptions& options,
-                                 bool beside_sync) {
+std::vector<Bucket> make_buckets(const Graph& graph, const std::set<ValueId>& done,
+                                 const DistributeOptions& options, bool beside_sync) {
   const auto grads = ordered_gradients(graph, done, options.bucket_policy);
   std::vector<std::size_t> bytes;
   for (const auto& [param, gradient] : grads) bytes.push_back(gradient_bytes(graph, gradient));
@@ -146,9 +149,10 @@ std::vector<Bucket> make_buckets(const Graph& graph, const std::set<ValueId>& do
   return out;
 }
 
-/// Rule 3: every bucket becomes one AllReduce right behind the last of its gradients; loss and stop flag ride in the
-/// last one.
-void reduce_gradients(Graph& graph, const std::set<ValueId>& done, const DistributeOptions& options, bool beside_sync) {
+/// Rule 3: every bucket becomes one AllReduce right behind the last of its gradients; loss and stop flag ride
+/// in the last one.
+void reduce_gradients(Graph& graph, const std::set<ValueId>& done, const DistributeOptions& options,
+                      bool beside_sync) {
   std::unordered_map<NodeId, std::size_t> position;
   for (std::size_t i = 0; i < graph.order.size(); ++i) position[graph.order[i]] = i;
   std::vector<Bucket> buckets = make_buckets(graph, done, options, beside_sync);
@@ -169,7 +173,8 @@ void reduce_gradients(Graph& graph, const std::set<ValueId>& done, const Distrib
     if (b + 1 == buckets.size()) {
       for (std::size_t i = 0; i < graph.outputs.size(); ++i) {
         const Output& output = graph.outputs[i];
-        if (std::find(options.extra.begin(), options.extra.end(), output.name) == options.extra.end() && output.name != "stop")
+        if (std::find(options.extra.begin(), options.extra.end(), output.name) == options.extra.end() &&
+            output.name != "stop")
           continue;
         riders.push_back(i);
         add(output.value, output.name + ".total");
@@ -178,15 +183,18 @@ void reduce_gradients(Graph& graph, const std::set<ValueId>& done, const Distrib
     if (operands.empty()) continue;
     Builder builder(graph, inserter.behind(last));
     const std::vector<ValueId> sums = builder.emit("AllReduce", operands, {}, names, operands.size());
-    for (std::size_t i = 0; i < buckets[b].members.size(); ++i) set_gradient(graph, buckets[b].members[i].first, sums[i]);
-    for (std::size_t i = 0; i < riders.size(); ++i) graph.outputs[riders[i]].value = sums[buckets[b].members.size() + i];
+    for (std::size_t i = 0; i < buckets[b].members.size(); ++i)
+      set_gradient(graph, buckets[b].members[i].first, sums[i]);
+    for (std::size_t i = 0; i < riders.size(); ++i)
+      graph.outputs[riders[i]].value = sums[buckets[b].members.size() + i];
   }
   inserter.apply();
 }
 
 }  // namespace
 
-std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, const std::string& policy, double bucket_mb) {
+std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, const std::string& policy,
+                                      double bucket_mb) {
   if (policy != "planned" && policy != "torch")
     throw usage_error(cat("--bucket-policy must be planned or torch, not '", policy, "'"));
   std::vector<std::size_t> counts;
@@ -196,7 +204,8 @@ std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, con
   const double first_cap = bucket_mb > 0 || !torch ? cap : kTorchFirst * kMiB;
   if (!torch) {
     double held = 0;
-    while (tail < bytes.size() && held + static_cast<double>(bytes[bytes.size() - 1 - tail]) <= kPlannedLast * kMiB)
+    while (tail < bytes.size() &&
+           held + static_cast<double>(bytes[bytes.size() - 1 - tail]) <= kPlannedLast * kMiB)
       held += static_cast<double>(bytes[bytes.size() - 1 - tail++]);
   }
   double held = 0;
@@ -209,8 +218,8 @@ std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, con
     held = 0;
     count = 0;
   }
-  // What is left over is smaller than a bucket: alone if nothing follows, else it joins the tail only when that stays
-  // small enough to be sent in one go.
+  // What is left over is smaller than a bucket: alone if nothing follows, else it joins the tail only when
+  // that stays small enough to be sent in one go.
   if (count > 0 && tail > 0 && held <= cap / 4) {
     tail += count;
     count = 0;
@@ -221,7 +230,8 @@ std::vector<std::size_t> plan_buckets(const std::vector<std::size_t>& bytes, con
 }
 
 void distribute(Graph& graph, const DistributeOptions& options) {
-  plan_buckets({}, options.bucket_policy, options.bucket_mb);  // checks the policy's name at any number of ranks
+  plan_buckets({}, options.bucket_policy,
+               options.bucket_mb);  // checks the policy's name at any number of ranks
   if (options.ranks <= 1) return;
   const bool sync = options.sync_batch_norm && !nodes_of(graph, "BatchStats").empty();
   std::set<ValueId> done;

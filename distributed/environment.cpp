@@ -1,8 +1,8 @@
 // A rank's view of its launcher: environment, secret, life-time, store.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -37,7 +37,8 @@ int number(const char* name, const char* text, int low, int high) {
   int value = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
   if (error != std::errc() || *end != '\0' || value < low || value > high) {
-    throw usage_error(cat("environment variable ", name, " is '", text, "', expected a number from ", low, " to ", high));
+    throw usage_error(
+        cat("environment variable ", name, " is '", text, "', expected a number from ", low, " to ", high));
   }
   return value;
 }
@@ -52,7 +53,8 @@ std::string read_secret(int fd) {
   for (std::size_t done = 0; done < kSecret;) {
     const ssize_t n = ::read(fd, secret.data() + done, kSecret - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw usage_error(cat("environment variable ", kLifeline, " does not name a launcher's pipe"));
+    if (n <= 0)
+      throw usage_error(cat("environment variable ", kLifeline, " does not name a launcher's pipe"));
     done += static_cast<std::size_t>(n);
   }
   return secret;
@@ -62,7 +64,8 @@ std::string read_secret(int fd) {
 std::string address_towards(const std::string& host, std::uint16_t port) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
-  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) {
+  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+      error != 0) {
     throw usage_error(cat("cannot find host '", host, "': ", ::gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
@@ -73,7 +76,8 @@ std::string address_towards(const std::string& host, std::uint16_t port) {
                      ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0;
   if (fd >= 0) ::close(fd);
   char text[NI_MAXHOST] = "";
-  if (!known || ::getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) {
+  if (!known || ::getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0,
+                              NI_NUMERICHOST) != 0) {
     throw usage_error(cat("no network leads to host '", host, "'"));
   }
   return text;
@@ -104,7 +108,8 @@ Job join_job(const RankInfo& info, std::chrono::milliseconds timeout) {
   Job job;
   std::uint16_t port = info.master_port;
   if (info.lifeline < 0) {
-    if (get("TORCHELASTIC_USE_AGENT_STORE") != nullptr) ++port;  // the port itself is taken by torchrun's own store
+    if (get("TORCHELASTIC_USE_AGENT_STORE") != nullptr)
+      ++port;  // the port itself is taken by torchrun's own store
     if (info.rank == 0) job.server = std::make_unique<StoreServer>(info.master_addr, port, info.secret);
   }
   job.store = connect_store(info.master_addr, port, info.secret, timeout);
@@ -115,7 +120,8 @@ Job join_job(const RankInfo& info, std::chrono::milliseconds timeout) {
 void die_with_parent(const RankInfo& info) {
   if (info.lifeline < 0) return;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The signal may have come before this call, and does not cross a change of user: the pipe's end says the same.
+  // The signal may have come before this call, and does not cross a change of user: the pipe's end says the
+  // same.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

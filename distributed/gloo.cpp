@@ -1,4 +1,5 @@
-// Ranks that are processes, over TCP by Gloo's point-to-point messages. The collectives are ours: sums in rank order.
+// Ranks that are processes, over TCP by Gloo's point-to-point messages. The collectives are ours: sums in
+// rank order.
 #include <gloo/common/error.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
@@ -20,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Buffer = gloo::transport::UnboundBuffer;
 
-constexpr std::size_t kSmall = 16 << 10;  // up to here everybody sends everything to everybody: one trip instead of two
+constexpr std::size_t kSmall =
+    16 << 10;  // up to here everybody sends everything to everybody: one trip instead of two
 constexpr milliseconds kFarewell{2'000};
 
 // Our store in the shape that Gloo meets at.
@@ -28,7 +30,9 @@ class Rendezvous : public gloo::rendezvous::Store {
  public:
   Rendezvous(onnxddp::Store& store, std::string scope, milliseconds timeout)
       : store_(store), scope_(std::move(scope)), timeout_(timeout) {}
-  void set(const std::string& key, const std::vector<char>& data) override { store_.set(name(key), {data.data(), data.size()}); }
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_.set(name(key), {data.data(), data.size()});
+  }
   std::vector<char> get(const std::string& key) override {
     const std::string value = store_.get(name(key), timeout_);
     return {value.begin(), value.end()};
@@ -62,7 +66,8 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // A connection that is closed with unread bytes takes back what the peer has not read yet: all leave together.
+  // A connection that is closed with unread bytes takes back what the peer has not read yet: all leave
+  // together.
   ~GlooCommunicator() override {
     if (!failure_.empty() || std::uncaught_exceptions() > 0) return;
     try {
@@ -126,7 +131,8 @@ class GlooCommunicator : public Communicator {
     if (bytes == 0 || size() == 1) return;
     guard("Broadcast", [&] {
       const int self = (rank() - root + size()) % size();
-      const int low = self == 0 ? size() : self & -self;  // the parent is self - low, children are self + 2^k below low
+      const int low =
+          self == 0 ? size() : self & -self;  // the parent is self - low, children are self + 2^k below low
       std::vector<Piece> send(ranks()), receive(ranks());
       if (self != 0) {
         receive[static_cast<std::size_t>((self - low + root) % size())] = {static_cast<char*>(data), bytes};
@@ -163,7 +169,8 @@ class GlooCommunicator : public Communicator {
   // A buffer of Gloo that abort() can reach.
   class Active {
    public:
-    Active(GlooCommunicator& owner, Piece piece) : owner_(owner), buffer_(owner.context_->createUnboundBuffer(piece.data, piece.bytes)) {
+    Active(GlooCommunicator& owner, Piece piece)
+        : owner_(owner), buffer_(owner.context_->createUnboundBuffer(piece.data, piece.bytes)) {
       const std::lock_guard lock(owner_.mutex_);
       if (!owner_.aborted_.empty()) throw PeerError(owner_.aborted_);
       owner_.active_.push_back(buffer_.get());
@@ -193,7 +200,9 @@ class GlooCommunicator : public Communicator {
     for (std::size_t r = 0; r < count; ++r) all.push_back(base + r * bytes);
     return all;
   }
-  std::vector<const void*> blocks(const char* base, std::size_t bytes) const { return blocks(base, bytes, ranks()); }
+  std::vector<const void*> blocks(const char* base, std::size_t bytes) const {
+    return blocks(base, bytes, ranks());
+  }
 
   // Sums what came from the others with this rank's own part, in rank order.
   void sum_own(const char* parts, std::size_t count, DType dtype, const void* own, void* out) const {
@@ -211,7 +220,8 @@ class GlooCommunicator : public Communicator {
     exchange(std::vector<Piece>(ranks(), {own, bytes}), receive);
   }
 
-  // Sends send[r] to rank r while receiving receive[r] from it; nothing to or from itself, nothing where there are no bytes.
+  // Sends send[r] to rank r while receiving receive[r] from it; nothing to or from itself, nothing where
+  // there are no bytes.
   void exchange(const std::vector<Piece>& send, const std::vector<Piece>& receive, std::uint64_t phase = 0) {
     const std::uint64_t slot = 2 * calls_ + phase;
     const auto deadline = Clock::now() + timeout_;
@@ -240,7 +250,8 @@ class GlooCommunicator : public Communicator {
     throw PeerError(aborted_);
   }
 
-  // The one place where Gloo's exceptions become ours. After a failure the connections are in an unknown state.
+  // The one place where Gloo's exceptions become ours. After a failure the connections are in an unknown
+  // state.
   template <class Body>
   void guard(const char* op, const Body& body) {
     if (!failure_.empty()) throw PeerError(failure_);
@@ -252,8 +263,10 @@ class GlooCommunicator : public Communicator {
       throw;
     } catch (const std::exception& error) {
       std::string text = error.what();
-      if (text.find("imed out") != std::string::npos) text = cat("no answer within ", static_cast<double>(timeout_.count()) / 1000, " s");
-      if (const auto end = text.find("] "); text.substr(0, 1) == "[" && end != std::string::npos) text.erase(0, end + 2);
+      if (text.find("imed out") != std::string::npos)
+        text = cat("no answer within ", static_cast<double>(timeout_.count()) / 1000, " s");
+      if (const auto end = text.find("] "); text.substr(0, 1) == "[" && end != std::string::npos)
+        text.erase(0, end + 2);
       failure_ = cat(op, " failed: ", text);
       throw PeerError(failure_);
     }
@@ -273,7 +286,8 @@ class GlooCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(const CommunicatorOptions& options, const std::string& scope) {
+std::unique_ptr<Communicator> make_gloo_communicator(const CommunicatorOptions& options,
+                                                     const std::string& scope) {
   return std::make_unique<GlooCommunicator>(options, scope);
 }
 

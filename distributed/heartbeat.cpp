@@ -1,8 +1,7 @@
 #include "distributed/heartbeat.h"
 
-#include <csignal>
-
 #include <algorithm>
+#include <csignal>
 #include <sstream>
 #include <tuple>
 
@@ -19,11 +18,15 @@ std::string heartbeat_key(int rank) { return cat("hb/", rank); }
 std::string death_key(int rank) { return cat("dead/", rank); }
 
 // A rank that ended because of another one.
-bool is_victim(const std::string& how) { return how == cat("exited with code ", static_cast<int>(kExitPeer)); }
+bool is_victim(const std::string& how) {
+  return how == cat("exited with code ", static_cast<int>(kExitPeer));
+}
 
 }  // namespace
 
-std::string RankState::str() const { return cat(step, ' ', collective, ' ', inside ? 1 : 0, ' ', op, ' ', beat); }
+std::string RankState::str() const {
+  return cat(step, ' ', collective, ' ', inside ? 1 : 0, ' ', op, ' ', beat);
+}
 
 std::optional<RankState> RankState::parse(const std::string& text) {
   RankState p;
@@ -47,7 +50,10 @@ void publish_death(Store& store, int rank, const std::string& how) {
 }
 
 Heartbeat::Heartbeat(Store& store, HeartbeatOptions options, std::function<void(const std::string&)> give_up)
-    : store_(store), options_(options), give_up_(std::move(give_up)), seen_(static_cast<std::size_t>(options.size), {-1, Clock::now()}) {
+    : store_(store),
+      options_(options),
+      give_up_(std::move(give_up)),
+      seen_(static_cast<std::size_t>(options.size), {-1, Clock::now()}) {
   store_.set(heartbeat_key(options_.rank), now().str());
   sigset_t all, before;
   sigfillset(&all);
@@ -77,8 +83,9 @@ void Heartbeat::begin(const char* op) {
 }
 
 RankState Heartbeat::now() const {
-  return {step_.load(std::memory_order_relaxed), collective_.load(std::memory_order_relaxed), inside_.load(std::memory_order_relaxed),
-          op_.load(std::memory_order_relaxed), beat_.load(std::memory_order_relaxed)};
+  return {step_.load(std::memory_order_relaxed), collective_.load(std::memory_order_relaxed),
+          inside_.load(std::memory_order_relaxed), op_.load(std::memory_order_relaxed),
+          beat_.load(std::memory_order_relaxed)};
 }
 
 void Heartbeat::run() {
@@ -139,7 +146,8 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_dead(bool also_victims) {
   if (!first || (std::get<0>(*first) && !also_victims)) return std::nullopt;
   const int rank = std::get<2>(*first);
   const RankState last = read(rank).value_or(RankState{});
-  return Suspect{rank, cat("rank ", rank, " ", std::get<3>(*first), "; its last sign of life was ", last.describe())};
+  return Suspect{
+      rank, cat("rank ", rank, " ", std::get<3>(*first), "; its last sign of life was ", last.describe())};
 }
 
 // A rank whose side thread has stopped: a stopped process, a dead machine, a cut network.
@@ -168,7 +176,8 @@ std::optional<Heartbeat::Suspect> Heartbeat::find_late() {
     const auto progress = read(rank);
     if (rank == options_.rank || !progress || !progress->behind(lowest)) continue;
     lowest = *progress;
-    late = Suspect{rank, cat("rank ", rank, " is alive, but has not arrived; it stopped ", lowest.describe())};
+    late =
+        Suspect{rank, cat("rank ", rank, " is alive, but has not arrived; it stopped ", lowest.describe())};
   }
   return late;
 }
@@ -203,7 +212,8 @@ namespace {
 class GuardedCommunicator : public Communicator {
  public:
   GuardedCommunicator(std::unique_ptr<Communicator> inner, Store& store, HeartbeatOptions options)
-      : inner_(std::move(inner)), heartbeat_(store, options, [this](const std::string& reason) { inner_->abort(reason); }) {}
+      : inner_(std::move(inner)),
+        heartbeat_(store, options, [this](const std::string& reason) { inner_->abort(reason); }) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
@@ -246,7 +256,8 @@ class GuardedCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> with_heartbeat(std::unique_ptr<Communicator> inner, Store& store, HeartbeatOptions options) {
+std::unique_ptr<Communicator> with_heartbeat(std::unique_ptr<Communicator> inner, Store& store,
+                                             HeartbeatOptions options) {
   return std::make_unique<GuardedCommunicator>(std::move(inner), store, options);
 }
 

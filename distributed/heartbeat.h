@@ -1,5 +1,5 @@
-// Signs of life in the store, and from them: who is to blame when a collective fails. The socket that failed never tells:
-// connections also break because an innocent rank has given up.
+// Signs of life in the store, and from them: who is to blame when a collective fails. The socket that failed
+// never tells: connections also break because an innocent rank has given up.
 //   hb/R     "STEP COLLECTIVE INSIDE OP BEAT" of rank R, published by its side thread
 //   deaths   counter of ranks that ended; dead/R = "ORDER HOW", published by the launcher of rank R
 #pragma once
@@ -38,10 +38,12 @@ struct RankState {
 struct HeartbeatOptions {
   int rank = 0, size = 1;
   std::chrono::milliseconds interval{500};
-  std::chrono::milliseconds stale{15'000};  // a peer without a sign of life for so long is given up while we wait for it
+  std::chrono::milliseconds stale{
+      15'000};  // a peer without a sign of life for so long is given up while we wait for it
 };
 
-/// One rank's signs of life. A side thread publishes them and watches the peers while this rank is in a collective.
+/// One rank's signs of life. A side thread publishes them and watches the peers while this rank is in a
+/// collective.
 class Heartbeat {
  public:
   /// `give_up` is called by the side thread, at most once, when a peer is known to be gone.
@@ -78,7 +80,8 @@ class Heartbeat {
   std::atomic<std::int64_t> step_{-1}, collective_{0}, beat_{0};
   std::atomic<bool> inside_{false};
   std::atomic<const char*> op_{"start"};
-  std::vector<std::pair<std::int64_t, std::chrono::steady_clock::time_point>> seen_;  // last beat of each peer, and since when
+  std::vector<std::pair<std::int64_t, std::chrono::steady_clock::time_point>>
+      seen_;                   // last beat of each peer, and since when
   std::int64_t watched_ = -1;  // the collective that this rank was in at the last beat
   std::mutex mutex_;
   std::condition_variable stop_;
@@ -89,7 +92,9 @@ class Heartbeat {
 /// Publishes how a rank ended. `how`: "was killed by SIGKILL", "exited with code 1".
 void publish_death(Store& store, int rank, const std::string& how);
 
-/// Adds heartbeats to a communicator and, when a collective fails, the diagnosis to the message of its PeerError.
-std::unique_ptr<Communicator> with_heartbeat(std::unique_ptr<Communicator> inner, Store& store, HeartbeatOptions options);
+/// Adds heartbeats to a communicator and, when a collective fails, the diagnosis to the message of its
+/// PeerError.
+std::unique_ptr<Communicator> with_heartbeat(std::unique_ptr<Communicator> inner, Store& store,
+                                             HeartbeatOptions options);
 
 }  // namespace onnxddp

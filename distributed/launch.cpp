@@ -78,8 +78,8 @@ struct Rank {
   pid_t pid = -1;
   int lifeline = -1;
   bool running = true;
-  int status = 0;       // of waitpid
-  int order = 0;        // of ending, from 1
+  int status = 0;  // of waitpid
+  int order = 0;   // of ending, from 1
   bool ended_by_us = false;
 
   bool signaled() const { return WIFSIGNALED(status); }
@@ -89,7 +89,9 @@ struct Rank {
     const char* name = ::sigabbrev_np(WTERMSIG(status));
     return cat("was killed by ", name != nullptr ? cat("SIG", name) : cat("signal ", WTERMSIG(status)));
   }
-  bool failed() const { return !running && !ended_by_us && code() != kExitDone && code() != kExitInterrupted; }
+  bool failed() const {
+    return !running && !ended_by_us && code() != kExitDone && code() != kExitInterrupted;
+  }
   // Ended because another one did.
   bool victim() const { return code() == kExitPeer; }
 };
@@ -187,14 +189,19 @@ class Launcher {
   }
 
   void fill_texts(Start& start, int rank) const {
-    const std::vector<std::pair<std::string, std::string>> own = {
-        {"RANK", cat(rank)},           {"WORLD_SIZE", cat(options_.nproc)},  {"LOCAL_RANK", cat(rank)}, {"LOCAL_WORLD_SIZE", cat(options_.nproc)},
-        {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", cat(server_.port())}, {"ONNX_DDP_LIFELINE", cat(start.lifeline)}};
+    const std::vector<std::pair<std::string, std::string>> own = {{"RANK", cat(rank)},
+                                                                  {"WORLD_SIZE", cat(options_.nproc)},
+                                                                  {"LOCAL_RANK", cat(rank)},
+                                                                  {"LOCAL_WORLD_SIZE", cat(options_.nproc)},
+                                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                                  {"MASTER_PORT", cat(server_.port())},
+                                                                  {"ONNX_DDP_LIFELINE", cat(start.lifeline)}};
     start.text = options_.command;
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const std::string_view text = *entry;
       const auto name = text.substr(0, text.find('='));
-      if (std::none_of(own.begin(), own.end(), [&](const auto& pair) { return pair.first == name; })) start.text.emplace_back(text);
+      if (std::none_of(own.begin(), own.end(), [&](const auto& pair) { return pair.first == name; }))
+        start.text.emplace_back(text);
     }
     for (const auto& [name, value] : own) start.text.push_back(name + "=" + value);
     for (std::size_t i = 0; i < start.text.size(); ++i) {
@@ -209,7 +216,9 @@ class Launcher {
     std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
     for (const auto& output : outputs_) fds.push_back({output.source(), POLLIN, 0});
     auto left = std::chrono::milliseconds(1'000);
-    if (deadline_) left = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()), std::chrono::milliseconds(0), left);
+    if (deadline_)
+      left = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()),
+                        std::chrono::milliseconds(0), left);
     if (::poll(fds.data(), fds.size(), static_cast<int>(left.count())) <= 0) return;
     for (std::size_t i = fds.size() - 1; i > 0; --i) {
       const auto output = outputs_.begin() + static_cast<std::ptrdiff_t>(i) - 1;
@@ -276,13 +285,16 @@ class Launcher {
     for (const auto& rank : ranks_) {
       interrupted |= rank.code() == kExitInterrupted || rank.ended_by_us;
       if (!rank.failed()) continue;
-      if (cause == nullptr || std::pair(rank.victim(), rank.order) < std::pair(cause->victim(), cause->order)) cause = &rank;
+      if (cause == nullptr || std::pair(rank.victim(), rank.order) < std::pair(cause->victim(), cause->order))
+        cause = &rank;
     }
     if (cause == nullptr) return interrupted ? kExitInterrupted : kExitDone;
-    write_all(STDERR_FILENO, cat("onnx-ddp: rank ", cause - ranks_.data(), " (pid ", cause->pid, ") ", cause->how(), "\n"));
+    write_all(STDERR_FILENO,
+              cat("onnx-ddp: rank ", cause - ranks_.data(), " (pid ", cause->pid, ") ", cause->how(), "\n"));
     if (cause->signaled()) return kExitPeer;
     const int code = cause->code();
-    const bool listed = code == kExitUserError || code == kExitUsage || code == kExitPeer || code == kExitDiverged;
+    const bool listed =
+        code == kExitUserError || code == kExitUsage || code == kExitPeer || code == kExitDiverged;
     return listed ? code : kExitInternal;
   }
 

@@ -7,11 +7,13 @@
 
 namespace ONNXDDP_API onnxddp {
 
-/// One output stream of one rank: reads from a pipe, writes to `target` and optionally to a log file. With a prefix only whole
-/// lines are passed on, each in one write; without one the bytes are passed on as they come.
+/// One output stream of one rank: reads from a pipe, writes to `target` and optionally to a log file. With a
+/// prefix only whole lines are passed on, each in one write; without one the bytes are passed on as they
+/// come.
 class RankOutput {
  public:
-  /// Takes over `source` (a non-blocking pipe). `log` empty: no log file. Throws Error if the log cannot be written.
+  /// Takes over `source` (a non-blocking pipe). `log` empty: no log file. Throws Error if the log cannot be
+  /// written.
   RankOutput(int source, int target, std::string prefix, const std::string& log);
   RankOutput(RankOutput&& other) noexcept;
   RankOutput& operator=(RankOutput&&) = delete;

@@ -14,7 +14,8 @@ void sum(const std::vector<const void*>& parts, std::size_t count, void* out) {
     for (std::size_t i = 0; i < count; ++i) to[i] = a[i] + b[i];
     return;
   }
-  constexpr std::size_t kBlock = 1024;  // `out` may be a part: a block is written after all its parts are read
+  constexpr std::size_t kBlock =
+      1024;  // `out` may be a part: a block is written after all its parts are read
   T block[kBlock];
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t n = count - begin < kBlock ? count - begin : kBlock;
@@ -31,8 +32,8 @@ void sum(const std::vector<const void*>& parts, std::size_t count, void* out) {
 }  // namespace
 
 std::size_t reducible_size(DType dtype) {
-  CHECK(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i64, "collectives sum f32, f64 and i64 only, not type ",
-        static_cast<int>(dtype));
+  CHECK(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i64,
+        "collectives sum f32, f64 and i64 only, not type ", static_cast<int>(dtype));
   return dtype == DType::f32 ? 4 : 8;
 }
 

@@ -1,4 +1,5 @@
-// Sums of the ranks' values in rank order: the arithmetic that every back end shares, so that all give the same bits.
+// Sums of the ranks' values in rank order: the arithmetic that every back end shares, so that all give the
+// same bits.
 #pragma once
 
 #include <cstddef>

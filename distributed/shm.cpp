@@ -1,8 +1,9 @@
 // Ranks that are processes of one machine, over shared memory.
 //
-// Each rank has two slots that it fills in turn, and a stage number that it raises when a slot is filled, or when its share of a
-// sum lies in it. All ranks raise their stages in the same order, so one comparison tells whether a peer has come that far. A
-// rank fills the slot of chunk k again at chunk k+2: by then all have announced chunk k+1, so have read chunk k.
+// Each rank has two slots that it fills in turn, and a stage number that it raises when a slot is filled, or
+// when its share of a sum lies in it. All ranks raise their stages in the same order, so one comparison tells
+// whether a peer has come that far. A rank fills the slot of chunk k again at chunk k+2: by then all have
+// announced chunk k+1, so have read chunk k.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -46,13 +47,17 @@ struct alignas(64) Seat {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 
-bool reached(std::uint32_t stage, std::uint32_t wanted) { return static_cast<std::int32_t>(stage - wanted) >= 0; }
+bool reached(std::uint32_t stage, std::uint32_t wanted) {
+  return static_cast<std::int32_t>(stage - wanted) >= 0;
+}
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, milliseconds limit) {
   const timespec time{0, static_cast<long>(limit.count()) * 1'000'000};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
-void futex_wake(std::atomic<std::uint32_t>& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+void futex_wake(std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -129,7 +134,7 @@ class ShmCommunicator : public Communicator {
     guard("AllReduce", [&] {
       in_chunks(count, kSlot / width, [&](std::size_t begin, std::size_t n) {
         char* at = static_cast<char*>(data) + begin * width;
-        n * width <= kSmall ? reduce_small(at, n, dtype) : reduce_shares(at, n, dtype, width);
+        n* width <= kSmall ? reduce_small(at, n, dtype) : reduce_shares(at, n, dtype, width);
       });
     });
   }
@@ -153,11 +158,13 @@ class ShmCommunicator : public Communicator {
       in_chunks(count, kSlot / width / ranks, [&](std::size_t begin, std::size_t n) {
         char* slot = open_slot();
         for (std::size_t r = 0; r < ranks; ++r) {
-          std::memcpy(slot + r * n * width, static_cast<const char*>(in) + (r * count + begin) * width, n * width);
+          std::memcpy(slot + r * n * width, static_cast<const char*>(in) + (r * count + begin) * width,
+                      n * width);
         }
         announce();
         await_all();
-        ordered_sum(parts(static_cast<std::size_t>(rank_) * n * width), n, dtype, static_cast<char*>(out) + begin * width);
+        ordered_sum(parts(static_cast<std::size_t>(rank_) * n * width), n, dtype,
+                    static_cast<char*>(out) + begin * width);
       });
     });
   }
@@ -292,7 +299,8 @@ class ShmCommunicator : public Communicator {
       const bool gone = seat.left.load() != 0 || peers_[static_cast<std::size_t>(peer)].ended();
       if (gone && !reached(seat.stage.load(), wanted)) throw PeerError(cat("rank ", peer, " has ended"));
       if (Clock::now() > deadline) {
-        throw PeerError(cat("rank ", peer, " did not arrive within ", static_cast<double>(timeout_.count()) / 1000, " s"));
+        throw PeerError(cat("rank ", peer, " did not arrive within ",
+                            static_cast<double>(timeout_.count()) / 1000, " s"));
       }
       if (!gone) futex_wait(seat.stage, stage, kLook);
     }
@@ -366,7 +374,8 @@ int open_region(const CommunicatorOptions& options, const std::string& scope) {
   in >> pid >> number >> name;
   const std::string path = cat("/proc/", pid, "/fd/", number);
   char target[256] = "";
-  if (::readlink(path.c_str(), target, sizeof(target) - 1) < 0 || target != "/memfd:" + name + " (deleted)") return -1;
+  if (::readlink(path.c_str(), target, sizeof(target) - 1) < 0 || target != "/memfd:" + name + " (deleted)")
+    return -1;
   return ::open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
 
@@ -375,14 +384,16 @@ std::vector<long> ask_all(const CommunicatorOptions& options, const std::string&
   options.store->set(cat(question, "/", options.rank), cat(own));
   std::vector<long> answers;
   for (int r = 0; r < options.size; ++r) {
-    answers.push_back(std::strtol(options.store->get(cat(question, "/", r), options.timeout).c_str(), nullptr, 10));
+    answers.push_back(
+        std::strtol(options.store->get(cat(question, "/", r), options.timeout).c_str(), nullptr, 10));
   }
   return answers;
 }
 
 }  // namespace
 
-std::unique_ptr<Communicator> try_shm_communicator(const CommunicatorOptions& options, const std::string& communicator_scope) {
+std::unique_ptr<Communicator> try_shm_communicator(const CommunicatorOptions& options,
+                                                   const std::string& communicator_scope) {
   const std::string scope = communicator_scope + "/shm";
   const Descriptor file(options.rank == 0 ? create_region(options, scope) : open_region(options, scope));
   auto region = file.fd >= 0 ? std::make_unique<Region>(file.fd, options.size) : nullptr;
@@ -396,7 +407,8 @@ std::unique_ptr<Communicator> try_shm_communicator(const CommunicatorOptions& op
   // Nobody goes on, and perhaps ends, before all know all.
   const auto all = ask_all(options, scope + "/ready", ready ? 1 : 0);
   if (std::count(all.begin(), all.end(), 1) != options.size) return nullptr;
-  return std::make_unique<ShmCommunicator>(std::move(region), std::move(peers), options.rank, options.timeout);
+  return std::make_unique<ShmCommunicator>(std::move(region), std::move(peers), options.rank,
+                                           options.timeout);
 }
 
 }  // namespace onnxddp

@@ -57,7 +57,9 @@ bool ready(int fd, short events, Clock::time_point deadline) {
 }
 
 void set_options(int fd) {
-  const auto set = [fd](int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof(value)); };
+  const auto set = [fd](int level, int name, int value) {
+    ::setsockopt(fd, level, name, &value, sizeof(value));
+  };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 15'000);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -93,14 +95,16 @@ class Connection {
     const std::size_t length = reader.number(4);
     if (length > kMaxFrame) throw PeerError(cat(name_, " sent a malformed frame"));
     const std::string answer = receive(length, deadline);
-    if (!keys_.genuine(true, received_++, answer, reader.raw(kMac).data())) throw PeerError(cat(name_, " sent a forged frame"));
+    if (!keys_.genuine(true, received_++, answer, reader.raw(kMac).data()))
+      throw PeerError(cat(name_, " sent a forged frame"));
     return answer;
   }
 
  private:
   StoreKeys login(const std::string& secret, Clock::time_point deadline) {
     const std::string greeting = receive(kGreeting, deadline);
-    if (greeting.compare(0, 8, kStoreMagic) != 0) throw Error(cat(name_, " is no store: something else listens there"));
+    if (greeting.compare(0, 8, kStoreMagic) != 0)
+      throw Error(cat(name_, " is no store: something else listens there"));
     FrameReader reader(std::string_view(greeting).substr(8));
     if (const auto version = reader.number(2); version != kStoreVersion) {
       throw Error(cat(name_, " speaks version ", version, " of the protocol, this program ", kStoreVersion));
@@ -167,7 +171,8 @@ class TcpStore : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     check_key(key);
-    if (value.size() > kMaxValue) throw Error(cat("a store value may have ", kMaxValue, " bytes, not ", value.size()));
+    if (value.size() > kMaxValue)
+      throw Error(cat("a store value may have ", kMaxValue, " bytes, not ", value.size()));
     request(start(StoreOp::set).text(key).text(value));
   }
   std::optional<std::string> try_get(const std::string& key) override {
@@ -232,7 +237,8 @@ class TcpStore : public Store {
     const std::string name = cat("the store at ", host_, ":", port_);
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    if (const int error = ::getaddrinfo(host_.c_str(), std::to_string(port_).c_str(), &hints, &found); error != 0) {
+    if (const int error = ::getaddrinfo(host_.c_str(), std::to_string(port_).c_str(), &hints, &found);
+        error != 0) {
       throw usage_error(cat("cannot find host '", host_, "': ", ::gai_strerror(error)));
     }
     const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
@@ -241,7 +247,8 @@ class TcpStore : public Store {
         Descriptor fd = connect_once(*a, deadline);
         if (fd.get() >= 0) return std::make_unique<Connection>(std::move(fd), name, secret_, deadline);
       }
-      if (!wait_for_server || Clock::now() + pause > deadline) throw PeerError(cat("cannot reach ", name, ": ", std::strerror(errno)));
+      if (!wait_for_server || Clock::now() + pause > deadline)
+        throw PeerError(cat("cannot reach ", name, ": ", std::strerror(errno)));
       std::this_thread::sleep_for(pause);
     }
   }
@@ -255,7 +262,8 @@ class TcpStore : public Store {
 
 }  // namespace
 
-std::unique_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& secret, milliseconds timeout) {
+std::unique_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& secret,
+                                     milliseconds timeout) {
   return std::make_unique<TcpStore>(host, port, secret, timeout);
 }
 

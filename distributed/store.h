@@ -1,4 +1,5 @@
-// Store: a small key-value service for rendezvous, agreement and heartbeats. TCP on loopback or the job's network.
+// Store: a small key-value service for rendezvous, agreement and heartbeats. TCP on loopback or the job's
+// network.
 #pragma once
 
 #include <chrono>
@@ -12,8 +13,8 @@
 
 namespace ONNXDDP_API onnxddp {
 
-/// Keys are up to 256 of `[A-Za-z0-9/_.-]`, values up to 16 MiB, 65536 keys and 64 MiB in all; beyond that Error. A server that
-/// is gone is PeerError. Any thread may call; one thread's waiting holds up no other.
+/// Keys are up to 256 of `[A-Za-z0-9/_.-]`, values up to 16 MiB, 65536 keys and 64 MiB in all; beyond that
+/// Error. A server that is gone is PeerError. Any thread may call; one thread's waiting holds up no other.
 class Store {
  public:
   virtual ~Store() = default;
@@ -29,8 +30,8 @@ class Store {
 /// In this process (tests, thread ranks).
 std::unique_ptr<Store> make_memory_store();
 
-/// Serves a store on `host` (default loopback) at `port` (0: any free). Clients log in with HMAC-SHA256 over a nonce by
-/// `secret`; others are turned away. Frames and the number of keys are limited.
+/// Serves a store on `host` (default loopback) at `port` (0: any free). Clients log in with HMAC-SHA256 over
+/// a nonce by `secret`; others are turned away. Frames and the number of keys are limited.
 class StoreServer {
  public:
   StoreServer(const std::string& host, std::uint16_t port, const std::string& secret);

@@ -2,7 +2,8 @@
 //   server: magic[8] version[2] nonce[16]
 //   client: magic[8] version[2] nonce[16] HMAC(secret, "client" nonces)[32]
 //   server: status[1] HMAC(secret, "server" nonces)[32]
-//   then frames either way: length[4] mac[16] payload[length]; the mac covers direction, running number and payload.
+//   then frames either way: length[4] mac[16] payload[length]; the mac covers direction, running number and
+//   payload.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace onnxddp {
 inline constexpr std::string_view kStoreMagic("onnxddp\0", 8);
 inline constexpr std::uint16_t kStoreVersion = 1;
 inline constexpr std::size_t kNonce = 16, kMac = 16;
-inline constexpr std::size_t kGreeting = 8 + 2 + kNonce, kLogin = kGreeting + 32, kWelcome = 1 + 32, kFrameHead = 4 + kMac;
+inline constexpr std::size_t kGreeting = 8 + 2 + kNonce, kLogin = kGreeting + 32, kWelcome = 1 + 32,
+                             kFrameHead = 4 + kMac;
 inline constexpr std::size_t kMaxFrame = (std::size_t{16} << 20) + 4096;
 inline constexpr std::uint32_t kMaxWaitKeys = 4096;
 
@@ -48,7 +50,8 @@ class FrameReader {
   explicit FrameReader(std::string_view in) : in_(in) {}
   std::uint64_t number(int bytes) {
     std::uint64_t value = 0;
-    for (const char c : raw(static_cast<std::size_t>(bytes))) value = value << 8 | static_cast<unsigned char>(c);
+    for (const char c : raw(static_cast<std::size_t>(bytes)))
+      value = value << 8 | static_cast<unsigned char>(c);
     return value;
   }
   std::string text() { return std::string(raw(number(4))); }
@@ -88,7 +91,8 @@ class StoreKeys {
   }
   /// True if `mac` (kMac bytes) belongs to the payload.
   bool genuine(bool from_server, std::uint64_t number, const std::string& payload, const char* mac) const {
-    return same_secret(mac_of(from_server, number, payload).data(), reinterpret_cast<const unsigned char*>(mac), kMac);
+    return same_secret(mac_of(from_server, number, payload).data(),
+                       reinterpret_cast<const unsigned char*>(mac), kMac);
   }
 
  private:

@@ -1,9 +1,8 @@
 // The serving side of the store: one thread, Asio.
-#include <csignal>
-
 #include <algorithm>
 #include <array>
 #include <asio.hpp>
+#include <csignal>
 #include <deque>
 #include <thread>
 
@@ -18,7 +17,8 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not logged in
 constexpr std::chrono::seconds kLoginTime{5};
-constexpr std::size_t kPiece = 64 << 10;  // a frame's buffer grows with what has arrived, not with what was announced
+constexpr std::size_t kPiece =
+    64 << 10;  // a frame's buffer grows with what has arrived, not with what was announced
 
 // Threads of the library must not take the process's signals.
 class BlockSignals {
@@ -40,13 +40,14 @@ class Session;
 
 // What the sessions share.
 struct Shared {
-  explicit Shared(std::string s) : secret(std::move(s)), table([this] { asio::post(io, [this] { wake(); }); }) {}
+  explicit Shared(std::string s)
+      : secret(std::move(s)), table([this] { asio::post(io, [this] { wake(); }); }) {}
   void wake();
 
   const std::string secret;
   asio::io_context io{1};
   StoreTable table;
-  std::vector<std::shared_ptr<Session>> parked;   // in a wait
+  std::vector<std::shared_ptr<Session>> parked;  // in a wait
   std::deque<std::weak_ptr<Session>> strangers;  // oldest first
 };
 
@@ -66,7 +67,8 @@ class Session : public std::enable_shared_from_this<Session> {
   }
 
  public:
-  Session(Shared& shared, tcp::socket socket) : shared_(shared), socket_(std::move(socket)), timer_(shared.io) {}
+  Session(Shared& shared, tcp::socket socket)
+      : shared_(shared), socket_(std::move(socket)), timer_(shared.io) {}
 
   bool known() const { return known_; }
   void close() {
@@ -86,9 +88,9 @@ class Session : public std::enable_shared_from_this<Session> {
       if (!error && !self->known_) self->close();
     });
     asio::async_write(socket_, asio::buffer(out_), then([this] {
-      in_.resize(kLogin);
-      asio::async_read(socket_, asio::buffer(in_), then([this] { login(); }));
-    }));
+                        in_.resize(kLogin);
+                        asio::async_read(socket_, asio::buffer(in_), then([this] { login(); }));
+                      }));
   }
 
   // A wait may have come true.
@@ -106,7 +108,8 @@ class Session : public std::enable_shared_from_this<Session> {
     const std::string nonce(reader.raw(kNonce));
     keys_of_session_.emplace(shared_.secret, nonce_, nonce);
     const auto proof = reader.raw(32);
-    known_ = same && same_secret(keys_of_session_->client_proof.data(), reinterpret_cast<const unsigned char*>(proof.data()), 32);
+    known_ = same && same_secret(keys_of_session_->client_proof.data(),
+                                 reinterpret_cast<const unsigned char*>(proof.data()), 32);
     timer_.cancel();
     out_ = std::string(1, known_ ? '\0' : '\1');
     if (known_) {
@@ -115,21 +118,21 @@ class Session : public std::enable_shared_from_this<Session> {
       out_.append(32, '\0');
     }
     asio::async_write(socket_, asio::buffer(out_), then([this] {
-      if (!known_) return close();
-      read_frame();
-    }));
+                        if (!known_) return close();
+                        read_frame();
+                      }));
   }
 
   void read_frame() {
     in_.resize(kFrameHead);
     asio::async_read(socket_, asio::buffer(in_), then([this] {
-      FrameReader reader(in_);
-      length_ = reader.number(4);
-      mac_ = std::string(reader.raw(kMac));
-      if (length_ > kMaxFrame) return close();
-      in_.clear();
-      read_body();
-    }));
+                       FrameReader reader(in_);
+                       length_ = reader.number(4);
+                       mac_ = std::string(reader.raw(kMac));
+                       if (length_ > kMaxFrame) return close();
+                       in_.clear();
+                       read_body();
+                     }));
   }
 
   void read_body() {
@@ -139,7 +142,8 @@ class Session : public std::enable_shared_from_this<Session> {
       return handle();
     }
     in_.resize(std::min(length_, have + kPiece));
-    asio::async_read(socket_, asio::buffer(in_.data() + have, in_.size() - have), then([this] { read_body(); }));
+    asio::async_read(socket_, asio::buffer(in_.data() + have, in_.size() - have),
+                     then([this] { read_body(); }));
   }
 
   void handle() {
@@ -189,7 +193,8 @@ class Session : public std::enable_shared_from_this<Session> {
   }
 
   void reply(StoreStatus status, const std::string& value = "") {
-    const std::string payload = FrameWriter().number(static_cast<std::uint64_t>(status), 1).text(value).take();
+    const std::string payload =
+        FrameWriter().number(static_cast<std::uint64_t>(status), 1).text(value).take();
     out_ = keys_of_session_->seal(true, sent_++, payload);
     asio::async_write(socket_, asio::buffer(out_), then([this] { read_frame(); }));
   }
@@ -216,17 +221,20 @@ void Shared::wake() {
 }  // namespace
 
 struct StoreServer::Impl {
-  Impl(const std::string& host, std::uint16_t port, const std::string& secret) : shared(secret), acceptor(shared.io), retry(shared.io) {
+  Impl(const std::string& host, std::uint16_t port, const std::string& secret)
+      : shared(secret), acceptor(shared.io), retry(shared.io) {
     asio::error_code error;
     const auto found = tcp::resolver(shared.io).resolve(host, std::to_string(port), error);
-    if (error || found.empty()) throw usage_error(cat("cannot serve the store on '", host, "': ", error.message()));
+    if (error || found.empty())
+      throw usage_error(cat("cannot serve the store on '", host, "': ", error.message()));
     const tcp::endpoint endpoint = *found.begin();
     acceptor.open(endpoint.protocol(), error);
     if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor.bind(endpoint, error);
     if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
     if (error) {
-      throw usage_error(cat("cannot serve the store on ", host, ":", port, ": ", error.message())).hint("choose another --master-port");
+      throw usage_error(cat("cannot serve the store on ", host, ":", port, ": ", error.message()))
+          .hint("choose another --master-port");
     }
     accept();
     const BlockSignals block;

@@ -15,9 +15,11 @@
 
 namespace onnxddp {
 
-inline constexpr std::size_t kMaxKey = 256, kMaxValue = std::size_t{16} << 20, kMaxKeys = 65536, kMaxTable = std::size_t{64} << 20;
+inline constexpr std::size_t kMaxKey = 256, kMaxValue = std::size_t{16} << 20, kMaxKeys = 65536,
+                             kMaxTable = std::size_t{64} << 20;
 
-/// A Store in memory. `on_change` is called after each change, without a lock held, by the thread that made it.
+/// A Store in memory. `on_change` is called after each change, without a lock held, by the thread that made
+/// it.
 class StoreTable : public Store {
  public:
   explicit StoreTable(std::function<void()> on_change = {}) : on_change_(std::move(on_change)) {}

@@ -40,8 +40,8 @@ class Meeting {
     calls_[static_cast<std::size_t>(rank)] = call;
     wait_for_all(rank, call.op);
     for (int r = 1; r < size(); ++r) {
-      CHECK(this->call(r).matches(this->call(0)), "rank ", r, " called ", this->call(r).str(), " where rank 0 called ",
-            this->call(0).str());
+      CHECK(this->call(r).matches(this->call(0)), "rank ", r, " called ", this->call(r).str(),
+            " where rank 0 called ", this->call(0).str());
     }
   }
 
@@ -59,7 +59,9 @@ class Meeting {
     }
     const bool in_time = changed_.wait_for(lock, timeout_, [&] { return round_ != round || failure_; });
     if (round_ != round) return;
-    if (!in_time) failure_ = cat("rank ", missing(), " did not arrive at ", op, " within ", timeout_.count() / 1000.0, " s");
+    if (!in_time)
+      failure_ =
+          cat("rank ", missing(), " did not arrive at ", op, " within ", timeout_.count() / 1000.0, " s");
     changed_.notify_all();
     check_failure();
   }
@@ -108,8 +110,8 @@ class ThreadCommunicator : public Communicator {
     for (int r = 0; r < size(); ++r) {
       const Span part = share_of(count, r, size());
       if (r == rank_ || part.count() == 0) continue;
-      std::memcpy(static_cast<char*>(data) + part.begin * width, static_cast<const char*>(meeting_.call(r).in) + part.begin * width,
-                  part.count() * width);
+      std::memcpy(static_cast<char*>(data) + part.begin * width,
+                  static_cast<const char*>(meeting_.call(r).in) + part.begin * width, part.count() * width);
     }
     meeting_.wait_for_all(rank_, "AllReduce");
   }
@@ -118,7 +120,8 @@ class ThreadCommunicator : public Communicator {
     meeting_.begin(rank_, {"AllGather", bytes, 0, data, out});
     for (int r = 0; bytes > 0 && r < size(); ++r) {
       char* to = static_cast<char*>(out) + static_cast<std::size_t>(r) * bytes;
-      if (to != meeting_.call(r).in) std::memcpy(to, meeting_.call(r).in, bytes);  // in place: others read it now
+      if (to != meeting_.call(r).in)
+        std::memcpy(to, meeting_.call(r).in, bytes);  // in place: others read it now
     }
     meeting_.wait_for_all(rank_, "AllGather");
   }
@@ -139,7 +142,8 @@ class ThreadCommunicator : public Communicator {
 
   void barrier() override {
     meeting_.begin(rank_, {"Barrier"});
-    meeting_.wait_for_all(rank_, "Barrier");  // nobody brings the next call while others still compare this one
+    meeting_.wait_for_all(rank_,
+                          "Barrier");  // nobody brings the next call while others still compare this one
   }
 
   void abort(const std::string& reason) override { meeting_.fail(reason); }
@@ -185,7 +189,8 @@ void run_ranks(int size, const std::function<void(Communicator&)>& body, std::ch
       if (!first) first = error;
     }
     // Also a rank that ended well wakes those that still wait for it.
-    meeting.fail(error ? cat("rank ", rank, " failed: ", message_of(error)) : cat("rank ", rank, " has ended"));
+    meeting.fail(error ? cat("rank ", rank, " failed: ", message_of(error))
+                       : cat("rank ", rank, " has ended"));
   };
   std::vector<std::thread> threads;
   for (int rank = 1; rank < size; ++rank) threads.emplace_back(run, rank);

@@ -19,8 +19,8 @@ struct Event {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;  // "cpu, 2 threads"
-  virtual std::string kind() const = 0;  // cpu | cuda | cudaemu
+  virtual std::string name() const = 0;           // "cpu, 2 threads"
+  virtual std::string kind() const = 0;           // cpu | cuda | cudaemu
   virtual void* allocate(std::size_t bytes) = 0;  // 64-byte aligned, zero-filled
   virtual void free(void* memory) = 0;
   /// Host <-> device.

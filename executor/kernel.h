@@ -1,4 +1,5 @@
-// Kernel = prepare + run. `prepare` sees bound shapes once and returns `run`, which does no allocation, look-up or lock.
+// Kernel = prepare + run. `prepare` sees bound shapes once and returns `run`, which does no allocation,
+// look-up or lock.
 #pragma once
 
 #include <functional>
@@ -18,7 +19,7 @@ enum class Layout : std::uint8_t { dense, nhwc };
 
 struct SlotType {
   DType dtype = DType::f32;
-  Ints shape;                     // logical
+  Ints shape;  // logical
   Layout layout = Layout::dense;
   std::int64_t numel() const { return onnxddp::numel(shape); }
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype); }
@@ -29,11 +30,12 @@ struct SlotType {
 /// What `prepare` sees: the node with bound attributes, the types and layouts of its operands.
 class PlanContext {
  public:
-  PlanContext(const Graph& g, const Node& n, std::vector<SlotType> in, std::vector<SlotType> out, int thread_count)
+  PlanContext(const Graph& g, const Node& n, std::vector<SlotType> in, std::vector<SlotType> out,
+              int thread_count)
       : graph(g), node(n), inputs(std::move(in)), outputs(std::move(out)), threads(thread_count) {}
   const Graph& graph;
   const Node& node;
-  std::vector<SlotType> inputs;   // absent optional inputs have an empty dtype-f32 shape {0}; ask has()
+  std::vector<SlotType> inputs;  // absent optional inputs have an empty dtype-f32 shape {0}; ask has()
   std::vector<SlotType> outputs;
   int threads;
   std::size_t scratch_bytes = 0;  // set by prepare: temporary memory during run
@@ -64,9 +66,9 @@ struct RunContext {
 };
 using Run = std::function<void(const RunContext&)>;
 
-/// Which layouts a kernel takes. dense: everything dense. follow: the outputs of rank 4 take the layout of the first
-/// rank-4 input of the same shape; all inputs of that shape are brought to it; others stay dense (broadcast operands are read
-/// through strides). choose: `layouts` decides.
+/// Which layouts a kernel takes. dense: everything dense. follow: the outputs of rank 4 take the layout of
+/// the first rank-4 input of the same shape; all inputs of that shape are brought to it; others stay dense
+/// (broadcast operands are read through strides). choose: `layouts` decides.
 enum class LayoutRule : std::uint8_t { dense, follow, choose };
 
 struct LayoutChoice {
@@ -78,7 +80,8 @@ struct Kernel {
   std::vector<DType> dtypes;  // of the first floating operand (or the first operand); empty: any
   LayoutRule rule = LayoutRule::dense;
   std::function<Run(PlanContext&)> prepare;
-  /// For rule `choose`: given logical types and the layouts in which the inputs are available, what the kernel wants.
+  /// For rule `choose`: given logical types and the layouts in which the inputs are available, what the
+  /// kernel wants.
   std::function<LayoutChoice(const PlanContext&)> layouts = nullptr;
 };
 
@@ -92,7 +95,8 @@ struct KernelTable {
 /// The CPU's table.
 const KernelTable& cpu_kernels();
 
-/// Runs one node whose inputs are constants, on the CPU: the evaluator of `simplify`, ops_test, predict of tiny graphs.
+/// Runs one node whose inputs are constants, on the CPU: the evaluator of `simplify`, ops_test, predict of
+/// tiny graphs.
 std::vector<HostTensor> evaluate_node(const Graph& graph, NodeId node, const std::vector<HostTensor>& inputs);
 /// As an Evaluator over constants of the graph.
 std::vector<HostTensor> evaluate_constant(const Graph& graph, NodeId node);

@@ -19,8 +19,8 @@ Dims attr_dimensions(const OpDef& op, const Attrs& attrs, std::string_view name)
 
 /// The parsed signature of an entry (cached; thread-safe).
 const Signature& signature_of(const OpDef& op);
-/// Throws Error unless inputs and attributes fit the entry; returns the attributes in canonical form (numbers of the
-/// declared type, defaults dropped).
+/// Throws Error unless inputs and attributes fit the entry; returns the attributes in canonical form (numbers
+/// of the declared type, defaults dropped).
 Attrs check_call(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, Attrs attrs);
 /// Types of all outputs by the entry's rule, and known integer contents of the first.
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs,

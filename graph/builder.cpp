@@ -41,8 +41,8 @@ void check_inputs(const Graph& graph, const OpDef& op, const std::vector<ValueId
     }
     const Value& value = graph.value(inputs[i]);
     if (!kind_fits(param.kind, value.type.dtype))
-      throw Error(cat(op.name, ": input '", param.name, "' must be ", param.kind, ", but '", value.name, "' is ",
-                      value.type));
+      throw Error(cat(op.name, ": input '", param.name, "' must be ", param.kind, ", but '", value.name,
+                      "' is ", value.type));
   }
 }
 
@@ -58,7 +58,8 @@ Attr coerce(const OpDef& op, const AttrSpec& spec, Attr value) {
   }
   if (std::holds_alternative<Dims>(wanted) && std::holds_alternative<Ints>(value)) return value;
   if (std::holds_alternative<Ints>(wanted) && std::holds_alternative<Dims>(value)) return value;
-  if (wanted.index() != value.index()) throw Error(cat(op.name, ": attribute '", spec.name, "' has the wrong type"));
+  if (wanted.index() != value.index())
+    throw Error(cat(op.name, ": attribute '", spec.name, "' has the wrong type"));
   return value;
 }
 
@@ -126,7 +127,8 @@ std::vector<ValueId> Builder::emit(std::string_view op_name, std::vector<ValueId
   }
 }
 
-Expr Builder::call(std::string_view op, const std::vector<Expr>& inputs, Attrs attrs, const std::string& name) {
+Expr Builder::call(std::string_view op, const std::vector<Expr>& inputs, Attrs attrs,
+                   const std::string& name) {
   std::vector<ValueId> ids;
   ids.reserve(inputs.size());
   for (const Expr& input : inputs) ids.push_back(input.id());
@@ -150,7 +152,8 @@ Expr Builder::dim_scalar(DType dtype, const Dim& value) {
   if (value.is_constant()) return scalar(dtype, static_cast<double>(value.value()));
   const std::string name = cat("c.", value.str(), dtype == DType::f32 ? "" : cat(".", dtype_name(dtype)));
   const ValueId known = graph_.find(name);
-  if (known && graph_.value(known).kind == Kind::constant && graph_.value(known).ints == Dims{value}) return expr(known);
+  if (known && graph_.value(known).kind == Kind::constant && graph_.value(known).ints == Dims{value})
+    return expr(known);
   return expr(graph_.add_constant(name, TensorType{dtype, {}}, Dims{value}));
 }
 
@@ -210,11 +213,16 @@ Expr reduce(std::string_view op, Expr x, Ints axes, bool keepdims) {
 }
 }  // namespace
 
-Expr reduce_sum(Expr x, Ints axes, bool keepdims) { return reduce("ReduceSum", x, std::move(axes), keepdims); }
-Expr reduce_mean(Expr x, Ints axes, bool keepdims) { return reduce("ReduceMean", x, std::move(axes), keepdims); }
+Expr reduce_sum(Expr x, Ints axes, bool keepdims) {
+  return reduce("ReduceSum", x, std::move(axes), keepdims);
+}
+Expr reduce_mean(Expr x, Ints axes, bool keepdims) {
+  return reduce("ReduceMean", x, std::move(axes), keepdims);
+}
 Expr matmul(Expr a, Expr b) { return call("MatMul", {a, b}); }
 Expr gemm(Expr a, Expr b, bool trans_a, bool trans_b) {
-  return call("Gemm", {a, b}, {{"transA", std::int64_t{trans_a ? 1 : 0}}, {"transB", std::int64_t{trans_b ? 1 : 0}}});
+  return call("Gemm", {a, b},
+              {{"transA", std::int64_t{trans_a ? 1 : 0}}, {"transB", std::int64_t{trans_b ? 1 : 0}}});
 }
 
 }  // namespace onnxddp

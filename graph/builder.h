@@ -1,4 +1,5 @@
-// Builder::emit adds a checked, typed, named node; Expr is the language of gradient rules, losses, optimizers.
+// Builder::emit adds a checked, typed, named node; Expr is the language of gradient rules, losses,
+// optimizers.
 #pragma once
 
 #include <initializer_list>
@@ -13,8 +14,8 @@ namespace ONNXDDP_API onnxddp {
 class Builder;
 class Registry;
 
-/// A value in a graph under construction. Operators emit nodes; a double operand becomes a scalar constant of the
-/// other operand's dtype. Shapes broadcast.
+/// A value in a graph under construction. Operators emit nodes; a double operand becomes a scalar constant of
+/// the other operand's dtype. Shapes broadcast.
 class Expr {
  public:
   Expr() = default;
@@ -77,13 +78,14 @@ class Builder {
   Graph& graph() const { return graph_; }
   const Registry& registry() const { return registry_; }
 
-  /// Adds a node of op `op`: checks arity, kinds and attributes against the entry (unknown or missing attributes are an
-  /// Error; attributes equal to the default are dropped), infers output types and small integer contents. `names` name
-  /// the outputs; missing or taken ones are derived from the hint. `outputs`: how many outputs (default: all the
-  /// signature's non-optional ones).
+  /// Adds a node of op `op`: checks arity, kinds and attributes against the entry (unknown or missing
+  /// attributes are an Error; attributes equal to the default are dropped), infers output types and small
+  /// integer contents. `names` name the outputs; missing or taken ones are derived from the hint. `outputs`:
+  /// how many outputs (default: all the signature's non-optional ones).
   std::vector<ValueId> emit(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {},
                             std::vector<std::string> names = {}, std::size_t outputs = 0);
-  Expr call(std::string_view op, const std::vector<Expr>& inputs, Attrs attrs = {}, const std::string& name = {});
+  Expr call(std::string_view op, const std::vector<Expr>& inputs, Attrs attrs = {},
+            const std::string& name = {});
   Expr expr(ValueId id) { return Expr(*this, id); }
   /// A scalar constant of dtype; equal ones are shared.
   Expr scalar(DType dtype, double value);

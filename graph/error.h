@@ -94,7 +94,8 @@ template <class... Ts>
 }  // namespace onnxddp
 
 /// Throws InternalError when `condition` is false; further arguments are printed.
-#define CHECK(condition, ...)                                                                          \
-  do {                                                                                                 \
-    if (!(condition)) ::onnxddp::detail::check_failed(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__); \
+#define CHECK(condition, ...)                                                                     \
+  do {                                                                                            \
+    if (!(condition))                                                                             \
+      ::onnxddp::detail::check_failed(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__); \
   } while (false)

@@ -29,14 +29,20 @@ ValueId Graph::add_value(Value value) {
 }
 
 ValueId Graph::add_input(const std::string& value_name, TensorType type) {
-  const ValueId id = add_value({.name = value_name, .type = std::move(type), .kind = Kind::input, .producer = {}, .data = {}, .ints = {}});
+  const ValueId id = add_value({.name = value_name,
+                                .type = std::move(type),
+                                .kind = Kind::input,
+                                .producer = {},
+                                .data = {},
+                                .ints = {}});
   inputs.push_back(id);
   return id;
 }
 
 ValueId Graph::add_param(const std::string& value_name, TensorType type, Kind kind) {
   CHECK(kind == Kind::param || kind == Kind::state);
-  const ValueId id = add_value({.name = value_name, .type = std::move(type), .kind = kind, .producer = {}, .data = {}, .ints = {}});
+  const ValueId id = add_value(
+      {.name = value_name, .type = std::move(type), .kind = kind, .producer = {}, .data = {}, .ints = {}});
   params.push_back(id);
   return id;
 }
@@ -56,7 +62,12 @@ std::optional<Dims> whole_numbers(const HostTensor& data) {
 ValueId Graph::add_constant(const std::string& value_name, HostTensor data) {
   std::optional<Dims> ints = whole_numbers(data);
   TensorType type = data.type();
-  const ValueId id = add_value({.name = value_name, .type = std::move(type), .kind = Kind::constant, .producer = {}, .data = std::move(data), .ints = std::move(ints)});
+  const ValueId id = add_value({.name = value_name,
+                                .type = std::move(type),
+                                .kind = Kind::constant,
+                                .producer = {},
+                                .data = std::move(data),
+                                .ints = std::move(ints)});
   constants.push_back(id);
   return id;
 }
@@ -68,7 +79,12 @@ ValueId Graph::add_constant(const std::string& value_name, TensorType type, Dims
       data.set_double(static_cast<std::int64_t>(i), static_cast<double>(contents[i].value()));
     return add_constant(value_name, std::move(data));
   }
-  const ValueId id = add_value({.name = value_name, .type = std::move(type), .kind = Kind::constant, .producer = {}, .data = {}, .ints = std::move(contents)});
+  const ValueId id = add_value({.name = value_name,
+                                .type = std::move(type),
+                                .kind = Kind::constant,
+                                .producer = {},
+                                .data = {},
+                                .ints = std::move(contents)});
   constants.push_back(id);
   return id;
 }
@@ -81,7 +97,13 @@ NodeId Graph::add_node(const OpDef& op, std::vector<ValueId> node_inputs, Attrs 
 
 ValueId Graph::add_result(NodeId producer, const std::string& value_name, TensorType type) {
   Node& made_by = node(producer);
-  const ValueId id = add_value({.name = value_name, .type = std::move(type), .kind = Kind::computed, .producer = producer, .output = static_cast<int>(made_by.outputs.size()), .data = {}, .ints = {}});
+  const ValueId id = add_value({.name = value_name,
+                                .type = std::move(type),
+                                .kind = Kind::computed,
+                                .producer = producer,
+                                .output = static_cast<int>(made_by.outputs.size()),
+                                .data = {},
+                                .ints = {}});
   made_by.outputs.push_back(id);
   return id;
 }

@@ -32,13 +32,13 @@ struct NodeId {
 /// An optional input that is not given; printed `_`.
 inline constexpr ValueId kNone{};
 
-/// input: fed every step. param: trained. state: everything else that persists between steps (buffers, frozen weights,
-/// optimizer state, hyper-parameters). constant: data in the graph. computed: a node's output.
+/// input: fed every step. param: trained. state: everything else that persists between steps (buffers, frozen
+/// weights, optimizer state, hyper-parameters). constant: data in the graph. computed: a node's output.
 enum class Kind : std::uint8_t { input, param, state, constant, computed };
 std::string_view kind_name(Kind kind);
 
-/// Attribute value: integer (also bool), float, string, integers, floats, or dimensions (shapes with symbols).
-/// A list of plain integers is always held as Ints, never as Dims (see make_attr).
+/// Attribute value: integer (also bool), float, string, integers, floats, or dimensions (shapes with
+/// symbols). A list of plain integers is always held as Ints, never as Dims (see make_attr).
 using Attr = std::variant<std::int64_t, double, std::string, Ints, std::vector<double>, Dims>;
 using Attrs = std::map<std::string, Attr, std::less<>>;
 /// Dims as an attribute: Ints when all are constant, so that equal lists compare equal.
@@ -59,7 +59,8 @@ struct Node {
   const OpDef* op = nullptr;
   std::vector<ValueId> inputs, outputs;
   Attrs attrs;
-  std::string origin;  // "node 17 'conv1', Conv, opset 13" of the imported file; derived nodes inherit it. Not in the text
+  std::string origin;  // "node 17 'conv1', Conv, opset 13" of the imported file; derived nodes inherit it.
+                       // Not in the text
 };
 
 /// `param` holds `next` after the step.
@@ -77,9 +78,9 @@ class Graph {
   explicit Graph(std::string graph_name = "g") : name(std::move(graph_name)) {}
 
   std::string name;
-  std::vector<NodeId> order;      // execution order; a node that is not in it is dead
-  std::vector<ValueId> inputs;    // Kind::input, in order of declaration
-  std::vector<ValueId> params;    // Kind::param and Kind::state, in order of declaration
+  std::vector<NodeId> order;    // execution order; a node that is not in it is dead
+  std::vector<ValueId> inputs;  // Kind::input, in order of declaration
+  std::vector<ValueId> params;  // Kind::param and Kind::state, in order of declaration
   std::vector<ValueId> constants;
   std::vector<Update> updates;
   std::vector<Output> outputs;

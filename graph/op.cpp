@@ -44,7 +44,8 @@ Dims attr_dimensions(const OpDef& op, const Attrs& attrs, std::string_view name)
   return attr_dims(find_attr(op, attrs, name));
 }
 
-// --- Inference -------------------------------------------------------------------------------------------------------
+// --- Inference
+// -------------------------------------------------------------------------------------------------------
 
 Inference::Inference(const Graph& graph, const OpDef& op, std::span<const ValueId> inputs, const Attrs& attrs)
     : graph_(graph), op_(op), inputs_(inputs), attrs_(attrs) {}
@@ -73,7 +74,8 @@ void Inference::fail_with(const std::string& message) const {
   throw Error(cat(op_.name, ": ", message)).at(place);
 }
 
-// --- Gradient --------------------------------------------------------------------------------------------------------
+// --- Gradient
+// --------------------------------------------------------------------------------------------------------
 
 Gradient::Gradient(Builder& builder, const Node& node, std::vector<ValueId> output_grads)
     : builder_(builder), node_(node), dys_(std::move(output_grads)) {}
@@ -87,12 +89,16 @@ Expr Gradient::dy(std::size_t i) const {
   CHECK(has_dy(i), node_.op->name, ": no gradient for output ", i);
   return {builder_, dys_[i]};
 }
-const TensorType& Gradient::type(std::size_t i) const { return builder_.graph().value(node_.inputs.at(i)).type; }
+const TensorType& Gradient::type(std::size_t i) const {
+  return builder_.graph().value(node_.inputs.at(i)).type;
+}
 std::string_view Gradient::head(std::size_t i) const {
   const NodeId producer = builder_.graph().value(node_.inputs.at(i)).producer;
   return producer ? std::string_view(builder_.graph().node(producer).op->name) : std::string_view();
 }
-std::int64_t Gradient::integer(std::string_view name) const { return attr_integer(*node_.op, node_.attrs, name); }
+std::int64_t Gradient::integer(std::string_view name) const {
+  return attr_integer(*node_.op, node_.attrs, name);
+}
 double Gradient::number(std::string_view name) const { return attr_number(*node_.op, node_.attrs, name); }
 std::string Gradient::text(std::string_view name) const { return attr_text(*node_.op, node_.attrs, name); }
 Ints Gradient::integers(std::string_view name) const { return attr_integers(*node_.op, node_.attrs, name); }
@@ -104,7 +110,8 @@ void Gradient::dx(std::size_t i, Expr gradient) {
 }
 void Gradient::dx_piece(std::size_t i, Expr piece, Ints axes, Dims starts, Dims ends, Ints steps) {
   if (!has(i)) return;
-  results_.push_back({i, piece, false, std::move(axes), std::move(steps), std::move(starts), std::move(ends)});
+  results_.push_back(
+      {i, piece, false, std::move(axes), std::move(steps), std::move(starts), std::move(ends)});
 }
 
 void zero_almost_everywhere(Gradient& /*g*/) {}
@@ -123,15 +130,22 @@ GradientKind gradient_kind(const OpDef& op) {
   return GradientKind::rule;
 }
 
-// --- Compose ---------------------------------------------------------------------------------------------------------
+// --- Compose
+// ---------------------------------------------------------------------------------------------------------
 
 Expr Compose::x(std::size_t i) const {
   CHECK(has(i), node_.op->name, " decomposition reads input ", i);
   return {builder_, node_.inputs[i]};
 }
-const TensorType& Compose::type(std::size_t i) const { return builder_.graph().value(node_.inputs.at(i)).type; }
-const TensorType& Compose::out_type(std::size_t i) const { return builder_.graph().value(node_.outputs.at(i)).type; }
-std::int64_t Compose::integer(std::string_view name) const { return attr_integer(*node_.op, node_.attrs, name); }
+const TensorType& Compose::type(std::size_t i) const {
+  return builder_.graph().value(node_.inputs.at(i)).type;
+}
+const TensorType& Compose::out_type(std::size_t i) const {
+  return builder_.graph().value(node_.outputs.at(i)).type;
+}
+std::int64_t Compose::integer(std::string_view name) const {
+  return attr_integer(*node_.op, node_.attrs, name);
+}
 double Compose::number(std::string_view name) const { return attr_number(*node_.op, node_.attrs, name); }
 std::string Compose::text(std::string_view name) const { return attr_text(*node_.op, node_.attrs, name); }
 Ints Compose::integers(std::string_view name) const { return attr_integers(*node_.op, node_.attrs, name); }
@@ -140,7 +154,8 @@ void Compose::y(std::size_t i, Expr value) {
   if (i < results_.size()) results_[i] = value.id();
 }
 
-// --- OnnxNode --------------------------------------------------------------------------------------------------------
+// --- OnnxNode
+// --------------------------------------------------------------------------------------------------------
 
 Expr OnnxNode::x(std::size_t i) const {
   if (!has(i)) throw Error(cat(op_type, ": input ", i, " is missing"));
@@ -183,7 +198,8 @@ Ints OnnxNode::integers(std::string_view attr, Ints otherwise) const {
 Dims OnnxNode::ints(std::size_t i, std::string_view what) const {
   const Value& value = b.graph().value(x(i).id());
   if (value.ints) return *value.ints;
-  throw Error(cat(op_type, ": the ", what, " must be known before the run, but '", value.name, "' is computed from data"))
+  throw Error(cat(op_type, ": the ", what, " must be known before the run, but '", value.name,
+                  "' is computed from data"))
       .at(cat(value.name, ": ", value.type))
       .hint("export the model with constant shapes except for the batch dimension");
 }
@@ -195,16 +211,19 @@ std::optional<Dims> OnnxNode::attr_or_input(std::string_view attr, std::size_t i
 double OnnxNode::constant(std::size_t i, std::string_view what) const {
   const Value& value = b.graph().value(x(i).id());
   if (value.data && value.data->numel() == 1) {
-    return value.type.dtype == DType::f32 ? decimal_of(value.data->data<float>()[0]) : value.data->as_double(0);
+    return value.type.dtype == DType::f32 ? decimal_of(value.data->data<float>()[0])
+                                          : value.data->as_double(0);
   }
-  throw Error(cat(op_type, ": the ", what, " must be a constant number")).at(cat(value.name, ": ", value.type));
+  throw Error(cat(op_type, ": the ", what, " must be a constant number"))
+      .at(cat(value.name, ": ", value.type));
 }
 void OnnxNode::y(std::size_t i, Expr value) {
   if (results.size() <= i) results.resize(i + 1);
   results[i] = value.id();
 }
 
-// --- Signatures and common rules -------------------------------------------------------------------------------------
+// --- Signatures and common rules
+// -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -229,7 +248,8 @@ std::vector<Param> parse_params(std::string_view text, bool with_kinds) {
     }
     constexpr std::string_view kKinds[] = {"float", "int", "bool", "any", "number"};
     CHECK(!param.name.empty(), "signature '", text, "'");
-    CHECK(std::find(std::begin(kKinds), std::end(kKinds), param.kind) != std::end(kKinds), "kind in '", text, "'");
+    CHECK(std::find(std::begin(kKinds), std::end(kKinds), param.kind) != std::end(kKinds), "kind in '", text,
+          "'");
     CHECK(with_kinds || colon == std::string::npos, "outputs have no kinds: '", text, "'");
     out.push_back(std::move(param));
     start = end + 1;

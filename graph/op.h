@@ -23,14 +23,14 @@ enum class Lane : std::uint8_t { compute, comm, copy };
 
 struct Traits {
   Lane lane = Lane::compute;
-  bool random = false;                         // never merged with an equal node
-  bool collective = false;                     // never moved, merged or removed
-  std::vector<std::pair<int, int>> in_place = {};    // {input, output} that may share memory
+  bool random = false;                              // never merged with an equal node
+  bool collective = false;                          // never moved, merged or removed
+  std::vector<std::pair<int, int>> in_place = {};   // {input, output} that may share memory
   std::vector<int> nondifferentiable_outputs = {};  // e.g. indices of MaxPool
 };
 
-/// What `infer` and `fold_dims` see: types and known integer contents of the inputs, attributes; and, to fill, the
-/// types of the outputs.
+/// What `infer` and `fold_dims` see: types and known integer contents of the inputs, attributes; and, to
+/// fill, the types of the outputs.
 class Inference {
  public:
   Inference(const Graph& graph, const OpDef& op, std::span<const ValueId> inputs, const Attrs& attrs);
@@ -76,8 +76,8 @@ class Inference {
 };
 
 /// What a gradient rule sees of its node, and where it leaves the gradients. Rules ignore accumulation,
-/// broadcasting (a gradient with the output's broadcast shape is summed to the input's by the pass) and whether anyone
-/// needs the result.
+/// broadcasting (a gradient with the output's broadcast shape is summed to the input's by the pass) and
+/// whether anyone needs the result.
 class Gradient {
  public:
   Gradient(Builder& builder, const Node& node, std::vector<ValueId> output_grads);
@@ -86,11 +86,13 @@ class Gradient {
   bool has(std::size_t i) const { return i < node_.inputs.size() && node_.inputs[i]; }
   Expr x(std::size_t i) const;
   Expr y(std::size_t i = 0) const;
-  /// Gradient of output i; throws InternalError if none flows (ask has_dy first when there are several outputs).
+  /// Gradient of output i; throws InternalError if none flows (ask has_dy first when there are several
+  /// outputs).
   Expr dy(std::size_t i = 0) const;
   bool has_dy(std::size_t i) const { return i < dys_.size() && dys_[i]; }
   const TensorType& type(std::size_t i) const;  // of input i
-  /// Name of the op that produces input i ("" for none): for gradient regions such as BatchStats + BatchNormApply.
+  /// Name of the op that produces input i ("" for none): for gradient regions such as BatchStats +
+  /// BatchNormApply.
   std::string_view head(std::size_t i) const;
 
   std::int64_t integer(std::string_view name) const;
@@ -104,8 +106,8 @@ class Gradient {
 
   /// Gradient of input i (ignored when that input is absent).
   void dx(std::size_t i, Expr gradient);
-  /// The gradient of input i is `piece` placed at [starts, ends) with steps along axes, zero elsewhere. The pass
-  /// assembles the pieces of one tensor once (Pad / Concat) instead of adding full-size tensors.
+  /// The gradient of input i is `piece` placed at [starts, ends) with steps along axes, zero elsewhere. The
+  /// pass assembles the pieces of one tensor once (Pad / Concat) instead of adding full-size tensors.
   void dx_piece(std::size_t i, Expr piece, Ints axes, Dims starts, Dims ends, Ints steps);
 
   struct Piece {
@@ -127,7 +129,8 @@ class Gradient {
 /// What a decomposition sees; it must set every output that has readers.
 class Compose {
  public:
-  Compose(Builder& builder, const Node& node) : builder_(builder), node_(node), results_(node.outputs.size()) {}
+  Compose(Builder& builder, const Node& node)
+      : builder_(builder), node_(node), results_(node.outputs.size()) {}
   bool has(std::size_t i) const { return i < node_.inputs.size() && node_.inputs[i]; }
   std::size_t count() const { return node_.inputs.size(); }
   Expr x(std::size_t i) const;
@@ -151,22 +154,22 @@ class Compose {
   std::vector<ValueId> results_;
 };
 
-/// A protobuf-free view of an ONNX node, which `onnx.import` turns into canonical nodes. Optional things that are
-/// absent read as the given default.
+/// A protobuf-free view of an ONNX node, which `onnx.import` turns into canonical nodes. Optional things that
+/// are absent read as the given default.
 class OnnxNode {
  public:
   explicit OnnxNode(Builder& builder) : b(builder) {}
   Builder& b;
   std::string op_type, domain, name;
-  int opset = 0;                                          // version of `domain` that the node's model imports
-  std::vector<ValueId> inputs;                            // kNone where absent
-  std::size_t output_count = 1;                           // outputs listed in the file, absent ones included
-  std::vector<bool> output_used;                          // whether output i is named and read or a graph output
-  Attrs attrs;                                            // ints, floats (decimal_of), strings, lists
-  std::map<std::string, HostTensor, std::less<>> tensors; // tensor attributes
-  bool batch_norm_train = true;                           // --bn: whether batch norms use batch statistics
-  bool batch_norm_unbiased = true;                        // --bn-running-var: running variance as PyTorch keeps it
-  bool training = true;                                   // whether dropout is active
+  int opset = 0;                  // version of `domain` that the node's model imports
+  std::vector<ValueId> inputs;    // kNone where absent
+  std::size_t output_count = 1;   // outputs listed in the file, absent ones included
+  std::vector<bool> output_used;  // whether output i is named and read or a graph output
+  Attrs attrs;                    // ints, floats (decimal_of), strings, lists
+  std::map<std::string, HostTensor, std::less<>> tensors;  // tensor attributes
+  bool batch_norm_train = true;                            // --bn: whether batch norms use batch statistics
+  bool batch_norm_unbiased = true;  // --bn-running-var: running variance as PyTorch keeps it
+  bool training = true;             // whether dropout is active
 
   bool has(std::size_t i) const { return i < inputs.size() && inputs[i]; }
   Expr x(std::size_t i) const;
@@ -179,8 +182,8 @@ class OnnxNode {
   Ints integers(std::string_view attr, Ints otherwise) const;
   /// Symbolic contents of input i; throws Error with a reason if they cannot be known before the run.
   Dims ints(std::size_t i, std::string_view what) const;
-  /// Attribute `name` if present, else contents of input i if present, else nothing (axes moved from attribute to
-  /// input over the opsets).
+  /// Attribute `name` if present, else contents of input i if present, else nothing (axes moved from
+  /// attribute to input over the opsets).
   std::optional<Dims> attr_or_input(std::string_view attr, std::size_t i) const;
   /// The number in a one-element constant input i; throws Error otherwise.
   double constant(std::size_t i, std::string_view what) const;
@@ -196,8 +199,8 @@ class OnnxNode {
 struct Onnx {
   std::string domain = "";  // "" = ai.onnx
   int since = 0;            // first opset that has it; 0: not an ONNX op
-  /// Normalises every accepted version to canonical nodes. Null: same name, declared attributes copied, inputs as
-  /// they are.
+  /// Normalises every accepted version to canonical nodes. Null: same name, declared attributes copied,
+  /// inputs as they are.
   std::function<void(OnnxNode&)> import = nullptr;
 };
 
@@ -207,12 +210,12 @@ using ComposeRule = std::function<void(Compose&)>;
 using GradientRule = std::function<void(Gradient&)>;
 
 /// One op. Mandatory fields have no default initialiser: with -Wextra a forgotten one is a compile error.
-/// Field order in every entry: name, signature, attrs, traits, onnx, infer, fold_dims, decompose, gradient, kinks,
-/// flops, samples.
+/// Field order in every entry: name, signature, attrs, traits, onnx, infer, fold_dims, decompose, gradient,
+/// kinks, flops, samples.
 struct OpDef {
   std::string name;
-  /// "(x: float, w: float, b?: float) -> y, mask": names, kinds (float, int, bool, any, number = float or int); `?`
-  /// optional, `...` variadic last. Arity and kinds are checked from it in one place.
+  /// "(x: float, w: float, b?: float) -> y, mask": names, kinds (float, int, bool, any, number = float or
+  /// int); `?` optional, `...` variadic last. Arity and kinds are checked from it in one place.
   std::string signature;
   std::vector<AttrSpec> attrs = {};
   Traits traits = {};
@@ -222,7 +225,8 @@ struct OpDef {
   /// The op's definition in other ops. Ops whose gradient is from_decomposition are expanded by canonicalise.
   ComposeRule decompose = nullptr;
   GradientRule gradient;
-  /// Points where the gradient jumps, in terms of any input value (finite differences skip their neighbourhood).
+  /// Points where the gradient jumps, in terms of any input value (finite differences skip their
+  /// neighbourhood).
   std::vector<double> kinks = {};
   /// Floating-point operations of one run; null: one per output element.
   std::function<Dim(const Inference&)> flops = nullptr;
@@ -230,8 +234,8 @@ struct OpDef {
   std::vector<std::string> samples;
 };
 
-/// Gradient sentinels (distinguished by find_sentinel): no gradient because zero almost everywhere; by expanding the
-/// decomposition; none exists (autodiff reports the path).
+/// Gradient sentinels (distinguished by find_sentinel): no gradient because zero almost everywhere; by
+/// expanding the decomposition; none exists (autodiff reports the path).
 void zero_almost_everywhere(Gradient& g);
 void from_decomposition(Gradient& g);
 void not_differentiable(Gradient& g);

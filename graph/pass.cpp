@@ -15,7 +15,8 @@ void Pipeline::run(Graph& graph, std::string_view stop) const {
     if (std::find(names.begin(), names.end(), stop) == names.end()) {
       std::string list;
       for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-      throw usage_error(cat("there is no stage '", stop, "'", did_you_mean(stop, names))).hint(cat("stages: ", list));
+      throw usage_error(cat("there is no stage '", stop, "'", did_you_mean(stop, names)))
+          .hint(cat("stages: ", list));
     }
   }
   for (const Pass& pass : passes_) {
@@ -49,7 +50,8 @@ void verify_node(const Graph& graph, NodeId id, const std::vector<bool>& defined
     const std::vector<TensorType> types = infer_types(graph, *node.op, node.inputs, node.attrs);
     CHECK(node.outputs.size() <= types.size(), "too many outputs: ", dump_node(graph, id));
     for (std::size_t i = 0; i < node.outputs.size(); ++i)
-      CHECK(graph.value(node.outputs[i]).type == types[i], "inferred ", types[i].str(), ": ", dump_node(graph, id));
+      CHECK(graph.value(node.outputs[i]).type == types[i], "inferred ", types[i].str(), ": ",
+            dump_node(graph, id));
   } catch (const Error& error) {
     throw InternalError(cat(error.what(), ": ", dump_node(graph, id)));
   }
@@ -77,7 +79,8 @@ void verify(const Graph& graph) {
   for (const Update& update : graph.updates) {
     const Value& param = graph.value(update.param);
     CHECK(param.kind == Kind::param || param.kind == Kind::state, "update of '", param.name, "'");
-    CHECK(defined[static_cast<std::size_t>(update.next.index)], "update of '", param.name, "' from an undefined value");
+    CHECK(defined[static_cast<std::size_t>(update.next.index)], "update of '", param.name,
+          "' from an undefined value");
     CHECK(graph.value(update.next).type == param.type, "update of '", param.name, "' with another type");
     CHECK(updated.insert(update.param).second, "'", param.name, "' is updated twice");
   }
@@ -114,8 +117,8 @@ void bind_dims(Graph& graph, const DimBindings& bindings) {
       for (std::size_t i = 0; i < node.outputs.size(); ++i) {
         const Value& value = graph.value(node.outputs[i]);
         if (value.type != types[i])
-          throw Error(cat(node.op->name, ": '", value.name, "' would be ", types[i].str(), " instead of ", value.type.str(),
-                          " for these input sizes"));
+          throw Error(cat(node.op->name, ": '", value.name, "' would be ", types[i].str(), " instead of ",
+                          value.type.str(), " for these input sizes"));
       }
     } catch (Error& error) {
       if (!node.origin.empty()) error.add_in(node.origin);

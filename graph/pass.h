@@ -17,8 +17,11 @@ struct Pass {
 
 class Pipeline {
  public:
-  void add(std::string name, std::function<void(Graph&)> run) { passes_.push_back({std::move(name), std::move(run)}); }
-  /// Runs and verifies every pass up to and including stage `stop` (all when empty). Throws Error for an unknown stage.
+  void add(std::string name, std::function<void(Graph&)> run) {
+    passes_.push_back({std::move(name), std::move(run)});
+  }
+  /// Runs and verifies every pass up to and including stage `stop` (all when empty). Throws Error for an
+  /// unknown stage.
   void run(Graph& graph, std::string_view stop = {}) const;
   std::vector<std::string> stages() const;
 
@@ -26,12 +29,12 @@ class Pipeline {
   std::vector<Pass> passes_;
 };
 
-/// Throws InternalError naming the first thing that is wrong: order, single assignment, names, types against infer,
-/// attributes, updates.
+/// Throws InternalError naming the first thing that is wrong: order, single assignment, names, types against
+/// infer, attributes, updates.
 void verify(const Graph& graph);
 
-/// Replaces symbols by numbers in every type, attribute and symbolic content, re-infers, and throws Error where an
-/// equality that was undecidable turns out false. Symbols that are not bound stay.
+/// Replaces symbols by numbers in every type, attribute and symbolic content, re-infers, and throws Error
+/// where an equality that was undecidable turns out false. Symbols that are not bound stay.
 void bind_dims(Graph& graph, const DimBindings& bindings);
 /// All symbols in the graph's inputs.
 std::vector<std::string> free_symbols(const Graph& graph);

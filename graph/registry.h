@@ -18,7 +18,9 @@ class Registry {
   const OpDef* find(std::string_view name) const;
   const OpDef& get(std::string_view name) const;  // throws Error with near matches
   /// The entry that imports ONNX's (domain, op_type), or null.
-  const OpDef* find_onnx(std::string_view domain, std::string_view op_type) const { return onnx_find(domain, op_type); }
+  const OpDef* find_onnx(std::string_view domain, std::string_view op_type) const {
+    return onnx_find(domain, op_type);
+  }
   /// All entries, sorted by name.
   const std::vector<const OpDef*>& all() const { return all_; }
 

@@ -154,7 +154,11 @@ void HostTensor::set_double(std::int64_t i, double value) {
     case DType::boolean: return store(data, i, static_cast<std::uint8_t>(value != 0));
     default: {
       const bool fits = std::fabs(value) < 9.2233720368547758e18;
-      return set_int(data, dtype_, i, fits ? static_cast<std::int64_t>(value) : std::isnan(value) ? 0 : value > 0 ? INT64_MAX : INT64_MIN);
+      return set_int(data, dtype_, i,
+                     fits                ? static_cast<std::int64_t>(value)
+                     : std::isnan(value) ? 0
+                     : value > 0         ? INT64_MAX
+                                         : INT64_MIN);
     }
   }
 }

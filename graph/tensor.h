@@ -39,7 +39,8 @@ constexpr DType dtype_of<bool>() {
   return DType::boolean;
 }
 
-/// A dense row-major tensor in host memory (64-byte aligned). Copies share the bytes until one of them is written.
+/// A dense row-major tensor in host memory (64-byte aligned). Copies share the bytes until one of them is
+/// written.
 class HostTensor {
  public:
   HostTensor() : HostTensor(DType::f32, {0}) {}

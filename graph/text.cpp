@@ -12,7 +12,10 @@ namespace {
 constexpr std::int64_t kInlineElements = 16;
 constexpr std::string_view kDigestPrefix = "@fnv1a:";
 
-bool plain(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '/' || c == ':' || c == '-'; }
+bool plain(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '/' || c == ':' ||
+         c == '-';
+}
 
 std::string quoted(std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -62,7 +65,8 @@ std::string constant_str(const Value& value, Blobs* blobs) {
     return cat(kDigestPrefix, digest);
   }
   std::string out = "[";
-  for (std::int64_t i = 0; i < value.data->numel(); ++i) out += (i > 0 ? ", " : "") + element_str(*value.data, i);
+  for (std::int64_t i = 0; i < value.data->numel(); ++i)
+    out += (i > 0 ? ", " : "") + element_str(*value.data, i);
   return out + "]";
 }
 
@@ -97,7 +101,8 @@ std::string dump_node(const Graph& graph, NodeId id) {
   out += ")";
   if (!node.attrs.empty()) {
     out += " {";
-    for (const auto& [name, attr] : node.attrs) out += cat(out.back() == '{' ? "" : ", ", name, "=", attr_str(attr));
+    for (const auto& [name, attr] : node.attrs)
+      out += cat(out.back() == '{' ? "" : ", ", name, "=", attr_str(attr));
     out += "}";
   }
   return out;
@@ -105,7 +110,8 @@ std::string dump_node(const Graph& graph, NodeId id) {
 
 std::string dump(const Graph& graph, Blobs* blobs) {
   std::string out = cat("graph ", name_str(graph.name), " v1\n");
-  for (ValueId id : graph.inputs) out += cat("input  ", name_str(graph.value(id).name), ": ", graph.value(id).type, "\n");
+  for (ValueId id : graph.inputs)
+    out += cat("input  ", name_str(graph.value(id).name), ": ", graph.value(id).type, "\n");
   for (ValueId id : graph.params) {
     const Value& value = graph.value(id);
     out += cat(kind_name(value.kind), "  ", name_str(value.name), ": ", value.type, "\n");
@@ -116,7 +122,8 @@ std::string dump(const Graph& graph, Blobs* blobs) {
   }
   for (NodeId id : graph.order) out += cat("  ", dump_node(graph, id), "\n");
   for (const Update& update : graph.updates)
-    out += cat("update ", name_str(graph.value(update.param).name), " <- ", name_str(graph.value(update.next).name), "\n");
+    out += cat("update ", name_str(graph.value(update.param).name), " <- ",
+               name_str(graph.value(update.next).name), "\n");
   for (const Output& output : graph.outputs) {
     const std::string& name = graph.value(output.value).name;
     out += cat("output ", name_str(output.name), name == output.name ? "" : cat(" = ", name_str(name)), "\n");
@@ -227,14 +234,16 @@ double parse_double(const std::string& text, const Line& line) {
   if (text == "nan") return NAN;
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) line.fail(cat("'", text, "' is not a number"));
+  if (error != std::errc() || end != text.data() + text.size())
+    line.fail(cat("'", text, "' is not a number"));
   return value;
 }
 
 std::int64_t parse_int(const std::string& text, const Line& line) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) line.fail(cat("'", text, "' is not an integer"));
+  if (error != std::errc() || end != text.data() + text.size())
+    line.fail(cat("'", text, "' is not an integer"));
   return value;
 }
 
@@ -283,7 +292,8 @@ Attrs parse_attrs(Line& line, const OpDef& op) {
   while (!line.take('}')) {
     const std::string name = line.name();
     line.expect('=');
-    const auto spec = std::find_if(op.attrs.begin(), op.attrs.end(), [&](const AttrSpec& s) { return s.name == name; });
+    const auto spec =
+        std::find_if(op.attrs.begin(), op.attrs.end(), [&](const AttrSpec& s) { return s.name == name; });
     if (spec == op.attrs.end()) line.fail(cat(op.name, " has no attribute '", name, "'"));
     attrs.emplace(name, parse_attr(line, spec->default_value));
     if (line.peek() != '}') line.expect(',');
@@ -396,7 +406,8 @@ class Parser {
       if (line.peek() != ')') line.expect(',');
     }
     Builder builder(graph_, graph_.order, registry_);
-    const std::vector<ValueId> outputs = builder.emit(op.name, inputs, parse_attrs(line, op), names, names.size());
+    const std::vector<ValueId> outputs =
+        builder.emit(op.name, inputs, parse_attrs(line, op), names, names.size());
     if (outputs.size() != names.size()) line.fail(cat(op.name, " has ", outputs.size(), " outputs"));
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const Value& value = graph_.value(outputs[i]);

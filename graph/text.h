@@ -9,8 +9,8 @@
 //   update w <- w.next
 //   output y                         output y = value   (when the names differ)
 //
-// Names outside [A-Za-z0-9_./:-] (or `_` itself) are JSON strings. Floats are shortest round-trip. Attributes equal to the default are
-// omitted, the rest sorted. Text after # is a comment.
+// Names outside [A-Za-z0-9_./:-] (or `_` itself) are JSON strings. Floats are shortest round-trip. Attributes
+// equal to the default are omitted, the rest sorted. Text after # is a comment.
 #pragma once
 
 #include <map>
@@ -34,14 +34,15 @@ Graph parse(std::string_view text, const Blobs& blobs = {}, const Registry& regi
 /// Attribute text `{pads=[1,1,1,1], mode="same"}` without braces.
 std::string attr_str(const Attr& attr);
 
-/// A sample call of an op entry: "Conv(f32[2,3,5,5], f32[4,3,3,3], _) {pads=[1,1,1,1]}". Inputs may carry contents
-/// `i64[2]=[0,4]` (a constant) or a range `f32[3] in (0.1, 2)`. Returns a graph with inputs x0, x1, … and every output of
-/// the op as a graph output y0, y1, ….
+/// A sample call of an op entry: "Conv(f32[2,3,5,5], f32[4,3,3,3], _) {pads=[1,1,1,1]}". Inputs may carry
+/// contents `i64[2]=[0,4]` (a constant) or a range `f32[3] in (0.1, 2)`. Returns a graph with inputs x0, x1,
+/// … and every output of the op as a graph output y0, y1, ….
 struct Sample {
   Graph graph;
   std::map<std::string, std::pair<double, double>> ranges;  // by input name; default (-1, 1)
 };
 /// `dtype`: replaces f32 in the text, so that one sample serves every float type.
-Sample parse_sample(std::string_view text, DType dtype = DType::f32, const Registry& registry = default_registry());
+Sample parse_sample(std::string_view text, DType dtype = DType::f32,
+                    const Registry& registry = default_registry());
 
 }  // namespace onnxddp

@@ -69,10 +69,10 @@ std::int64_t Dim::value() const {
 
 bool Dim::operator<(const Dim& other) const {
   if (constant_ != other.constant_) return constant_ < other.constant_;
-  return std::lexicographical_compare(
-      terms_.begin(), terms_.end(), other.terms_.begin(), other.terms_.end(), [](const Term& a, const Term& b) {
-        return a.atoms != b.atoms ? a.atoms < b.atoms : a.factor < b.factor;
-      });
+  return std::lexicographical_compare(terms_.begin(), terms_.end(), other.terms_.begin(), other.terms_.end(),
+                                      [](const Term& a, const Term& b) {
+                                        return a.atoms != b.atoms ? a.atoms < b.atoms : a.factor < b.factor;
+                                      });
 }
 
 void Dim::add_term(Term term) {
@@ -124,7 +124,8 @@ std::optional<Dim> exact_div(const Dim& a, const Dim& b) {
   if (!b.terms_.empty()) {
     if (b.terms_.size() > 1 || b.constant_ != 0) {
       // a == k * b for a constant k: compare leading terms, then the whole.
-      if (a.terms_.size() != b.terms_.size() || a.terms_[0].factor % b.terms_[0].factor != 0) return std::nullopt;
+      if (a.terms_.size() != b.terms_.size() || a.terms_[0].factor % b.terms_[0].factor != 0)
+        return std::nullopt;
       const Dim quotient(a.terms_[0].factor / b.terms_[0].factor);
       return quotient * b == a ? std::optional<Dim>(quotient) : std::nullopt;
     }
@@ -169,7 +170,8 @@ std::set<std::string> Dim::symbols() const {
           word += c;
           continue;
         }
-        if (!word.empty() && word != "floor" && !std::isdigit(static_cast<unsigned char>(word[0]))) out.insert(word);
+        if (!word.empty() && word != "floor" && !std::isdigit(static_cast<unsigned char>(word[0])))
+          out.insert(word);
         word.clear();
       }
     }
@@ -220,7 +222,8 @@ class DimParser {
       return Dim(number);
     }
     std::string word;
-    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_' || peek() == '.') word += text_[at_++];
+    while (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_' || peek() == '.')
+      word += text_[at_++];
     if (word.empty()) fail();
     if (word == "floor" && peek() == '(') {
       if (++depth_ > 64) fail();
@@ -273,7 +276,8 @@ std::string Dim::str() const {
     }
     for (std::size_t i = 0; i < term.atoms.size(); ++i) out += (i > 0 ? "*" : "") + term.atoms[i];
   }
-  if (constant_ != 0 || out.empty()) out += (!out.empty() && constant_ > 0 ? "+" : "") + std::to_string(constant_);
+  if (constant_ != 0 || out.empty())
+    out += (!out.empty() && constant_ > 0 ? "+" : "") + std::to_string(constant_);
   return out;
 }
 std::ostream& operator<<(std::ostream& out, const Dim& dim) { return out << dim.str(); }
@@ -340,7 +344,8 @@ std::ostream& operator<<(std::ostream& out, const TensorType& type) { return out
 TensorType TensorType::parse(std::string_view text) {
   const std::size_t open = text.find('[');
   const std::optional<DType> dtype = dtype_from_name(text.substr(0, open));
-  if (!dtype || open == std::string_view::npos || text.back() != ']') throw Error(cat("'", text, "' is not a type"));
+  if (!dtype || open == std::string_view::npos || text.back() != ']')
+    throw Error(cat("'", text, "' is not a type"));
   TensorType type{*dtype, {}};
   std::string_view inner = text.substr(open + 1, text.size() - open - 2);
   int depth = 0;

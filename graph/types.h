@@ -28,13 +28,14 @@ bool is_integer(DType dtype);
 
 using DimBindings = std::map<std::string, std::int64_t, std::less<>>;
 
-/// One dimension: a canonical integer polynomial over symbols (`N`, `128*N`, `N+1`). A floor division that does
-/// not come out even is an opaque atom, printed `floor(P,Q)`. Equal polynomials compare equal. Overflow of 64 bits
-/// throws Error.
+/// One dimension: a canonical integer polynomial over symbols (`N`, `128*N`, `N+1`). A floor division that
+/// does not come out even is an opaque atom, printed `floor(P,Q)`. Equal polynomials compare equal. Overflow
+/// of 64 bits throws Error.
 class Dim {
  public:
   Dim() = default;
-  Dim(std::int64_t constant) : constant_(constant) {}  // NOLINT(google-explicit-constructor): dims are numbers
+  Dim(std::int64_t constant)
+      : constant_(constant) {}  // NOLINT(google-explicit-constructor): dims are numbers
   static Dim symbol(std::string name);
 
   bool is_constant() const { return terms_.empty(); }
@@ -76,7 +77,8 @@ class Dim {
   std::vector<Term> terms_;  // sorted by atoms
 };
 
-/// Arithmetic, exact `floor(a/b)`, `exact_div`: see Dim. (Friends take the namespace's visibility only when declared here.)
+/// Arithmetic, exact `floor(a/b)`, `exact_div`: see Dim. (Friends take the namespace's visibility only when
+/// declared here.)
 Dim operator+(const Dim& a, const Dim& b);
 Dim operator-(const Dim& a, const Dim& b);
 Dim operator*(const Dim& a, const Dim& b);
@@ -99,8 +101,8 @@ Shape bind_shape(const Shape& shape, const DimBindings& bindings);
 /// `[N,3]`
 std::string shape_str(const Shape& shape);
 std::string shape_str(const Ints& shape);
-/// NumPy broadcasting (ONNX "multidirectional"); throws Error naming both shapes if they do not fit. A symbolic
-/// dimension against a different dimension other than 1 does not fit.
+/// NumPy broadcasting (ONNX "multidirectional"); throws Error naming both shapes if they do not fit. A
+/// symbolic dimension against a different dimension other than 1 does not fit.
 Shape broadcast(const Shape& a, const Shape& b);
 /// Normalises a negative axis; throws Error when out of -rank..rank-1.
 std::int64_t normal_axis(std::int64_t axis, std::size_t rank);
@@ -117,8 +119,8 @@ std::ostream& operator<<(std::ostream& out, const TensorType& type);
 
 /// Shortest text that reads back to the same double (`1e-05`, `0.1`, `inf`, `nan`).
 std::string number_str(double value);
-/// The double whose shortest decimal form is that of the float: 1e-5f -> 1e-5. ONNX attributes are floats; users mean
-/// the decimal they wrote.
+/// The double whose shortest decimal form is that of the float: 1e-5f -> 1e-5. ONNX attributes are floats;
+/// users mean the decimal they wrote.
 double decimal_of(float value);
 
 }  // namespace onnxddp

@@ -56,7 +56,8 @@ void expect_graph(const std::function<void(Graph&)>& pass, std::string_view befo
   EXPECT_TRUE(got == expected) << diff(expected, got) << "the new text:\n" << got;
 }
 
-void expect_lines(std::string_view text, const std::vector<LinePattern>& patterns, const char* file, int line) {
+void expect_lines(std::string_view text, const std::vector<LinePattern>& patterns, const char* file,
+                  int line) {
   const ::testing::ScopedTrace trace(file, line, "EXPECT_LINES");
   const std::vector<std::string> lines = lines_of(text);
   std::size_t at = 0;
@@ -70,7 +71,8 @@ void expect_lines(std::string_view text, const std::vector<LinePattern>& pattern
     const auto holds = [&](std::size_t i) { return lines[i].find(pattern.text) != std::string::npos; };
     while (found < lines.size() && !holds(found)) {
       for (const std::string& bad : forbidden) {
-        EXPECT_EQ(lines[found].find(bad), std::string::npos) << "unwanted '" << bad << "' in line " << found + 1;
+        EXPECT_EQ(lines[found].find(bad), std::string::npos)
+            << "unwanted '" << bad << "' in line " << found + 1;
       }
       ++found;
     }

@@ -121,9 +121,9 @@ class Check {
       StateLayout layout;
       const Plan plan = make_plan(bound, *make_cpu_device(1), layout);
       const auto kib = [](std::size_t bytes) { return cat((bytes + 1023) / 1024, " KiB"); };
-      found_.memory = cat("per rank at batch ", batch, ": weights and state ", kib(plan.state_bytes), ", activations ",
-                          kib(plan.arena_bytes), ", gradients ", kib(plan.grads_bytes), ", data ", kib(plan.feeds_bytes),
-                          "; ", plan.collectives, " collectives a step");
+      found_.memory = cat("per rank at batch ", batch, ": weights and state ", kib(plan.state_bytes),
+                          ", activations ", kib(plan.arena_bytes), ", gradients ", kib(plan.grads_bytes),
+                          ", data ", kib(plan.feeds_bytes), "; ", plan.collectives, " collectives a step");
     });
   }
 

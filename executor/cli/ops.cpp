@@ -11,14 +11,10 @@ namespace {
 
 const char* gradient_text(const OpDef& op) {
   switch (gradient_kind(op)) {
-    case GradientKind::rule:
-      return "yes";
-    case GradientKind::zero:
-      return "zero";
-    case GradientKind::decomposition:
-      return "composed";
-    case GradientKind::none:
-      return "-";
+    case GradientKind::rule: return "yes";
+    case GradientKind::zero: return "zero";
+    case GradientKind::decomposition: return "composed";
+    case GradientKind::none: return "-";
   }
   return "-";
 }
@@ -41,7 +37,9 @@ int run_ops(CommandLine&) {
     std::printf("%-24s %-16s %-10s %s\n", op->name.c_str(), since.c_str(), gradient_text(*op),
                 devices_text(*op).c_str());
   }
-  std::printf("\nONNX functions (such as Softplus or HardSwish) and a model's own are inlined where their bodies use these ops.\n");
+  std::printf(
+      "\nONNX functions (such as Softplus or HardSwish) and a model's own are inlined where their bodies use "
+      "these ops.\n");
   return kExitDone;
 }
 

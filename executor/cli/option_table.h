@@ -30,7 +30,7 @@ using Field = std::variant<bool Options::*, std::int64_t Options::*, double Opti
                            std::optional<std::int64_t> Options::*, std::optional<double> Options::*>;
 
 struct OptionDef {
-  std::string name;                  // long flag without dashes; also the configuration key
+  std::string name;                       // long flag without dashes; also the configuration key
   std::vector<std::string> aliases = {};  // further long names; one letter: a short flag
   std::string value = {};                 // what the help calls the value; "" for switches
   std::string help;

@@ -12,8 +12,8 @@ namespace onnxddp {
 namespace {
 
 /// Appends the rows of a batch's outputs to those before.
-void append(HostTensor& all, const HostTensor& rows, std::int64_t total, std::int64_t begin, std::int64_t batch,
-            const std::string& name) {
+void append(HostTensor& all, const HostTensor& rows, std::int64_t total, std::int64_t begin,
+            std::int64_t batch, const std::string& name) {
   if (rows.shape().empty() || rows.shape()[0] != batch)
     throw Error(cat("output '", name, "' has no batch dimension, so predict cannot join its batches"));
   Ints shape = rows.shape();

@@ -42,8 +42,8 @@ std::vector<std::string> changes_since(const Options& options) {
       continue;
     const std::string was = toml_value(base, def), now = toml_value(options, def);
     if (was != now)
-      lines.push_back(cat(def.name, " was ", was.empty() ? "unset" : was, ", now ",
-                          now.empty() ? "unset" : now));
+      lines.push_back(
+          cat(def.name, " was ", was.empty() ? "unset" : was, ", now ", now.empty() ? "unset" : now));
   }
   return lines;
 }

@@ -178,24 +178,15 @@ struct CastTo {
 template <class F>
 Run with_castable(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32:
-      return f(float());
-    case DType::f64:
-      return f(double());
-    case DType::i8:
-      return f(std::int8_t());
-    case DType::i16:
-      return f(std::int16_t());
-    case DType::i32:
-      return f(std::int32_t());
-    case DType::i64:
-      return f(std::int64_t());
-    case DType::u8:
-      return f(std::uint8_t());
-    case DType::boolean:
-      return f(bool());
-    default:
-      throw Error(cat("Cast: the CPU has no kernel for ", dtype_name(dtype)));
+    case DType::f32: return f(float());
+    case DType::f64: return f(double());
+    case DType::i8: return f(std::int8_t());
+    case DType::i16: return f(std::int16_t());
+    case DType::i32: return f(std::int32_t());
+    case DType::i64: return f(std::int64_t());
+    case DType::u8: return f(std::uint8_t());
+    case DType::boolean: return f(bool());
+    default: throw Error(cat("Cast: the CPU has no kernel for ", dtype_name(dtype)));
   }
 }
 

@@ -148,14 +148,10 @@ auto with_number(DType dtype, const F& f) {
 template <class F>
 auto with_width(DType dtype, const F& f) {
   switch (dtype_size(dtype)) {
-    case 1:
-      return f(std::uint8_t());
-    case 2:
-      return f(std::uint16_t());
-    case 4:
-      return f(std::uint32_t());
-    default:
-      return f(std::uint64_t());
+    case 1: return f(std::uint8_t());
+    case 2: return f(std::uint16_t());
+    case 4: return f(std::uint32_t());
+    default: return f(std::uint64_t());
   }
 }
 

@@ -71,24 +71,15 @@ namespace {
 
 cublasLtEpilogue_t lt_epilogue(Epilogue epilogue) {
   switch (epilogue) {
-    case Epilogue::none:
-      return CUBLASLT_EPILOGUE_DEFAULT;
-    case Epilogue::bias:
-      return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::relu:
-      return CUBLASLT_EPILOGUE_RELU;
-    case Epilogue::relu_bias:
-      return CUBLASLT_EPILOGUE_RELU_BIAS;
-    case Epilogue::relu_aux_bias:
-      return CUBLASLT_EPILOGUE_RELU_AUX_BIAS;
-    case Epilogue::gelu_bias:
-      return CUBLASLT_EPILOGUE_GELU_BIAS;
-    case Epilogue::gelu_aux_bias:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::relu_grad_bias:
-      return CUBLASLT_EPILOGUE_DRELU_BGRAD;
-    case Epilogue::gelu_grad_bias:
-      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::relu: return CUBLASLT_EPILOGUE_RELU;
+    case Epilogue::relu_bias: return CUBLASLT_EPILOGUE_RELU_BIAS;
+    case Epilogue::relu_aux_bias: return CUBLASLT_EPILOGUE_RELU_AUX_BIAS;
+    case Epilogue::gelu_bias: return CUBLASLT_EPILOGUE_GELU_BIAS;
+    case Epilogue::gelu_aux_bias: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::relu_grad_bias: return CUBLASLT_EPILOGUE_DRELU_BGRAD;
+    case Epilogue::gelu_grad_bias: return CUBLASLT_EPILOGUE_DGELU_BGRAD;
   }
   CHECK(false, "epilogue ", static_cast<int>(epilogue));
 }

@@ -6,7 +6,8 @@
 namespace onnxddp::cuda {
 namespace {
 
-/// The number that decides about element i. (Indexing the block by a variable would put it into local memory.)
+/// The number that decides about element i. (Indexing the block by a variable would put it into local
+/// memory.)
 __device__ inline std::uint32_t word_of(const DropoutBits& bits, std::int64_t i) {
   const std::uint64_t number = bits.global(i);
   const Philox block = bits.block(number >> 2);

@@ -204,24 +204,15 @@ __device__ inline Number number(const void* x, std::int64_t i) {
 }
 __device__ inline Number read_number(const void* x, DType dtype, std::int64_t i) {
   switch (dtype) {
-    case DType::f32:
-      return number<float>(x, i);
-    case DType::bf16:
-      return number<bf16>(x, i);
-    case DType::f64:
-      return number<double>(x, i);
-    case DType::i64:
-      return number<std::int64_t>(x, i);
-    case DType::i32:
-      return number<std::int32_t>(x, i);
-    case DType::i16:
-      return number<std::int16_t>(x, i);
-    case DType::i8:
-      return number<std::int8_t>(x, i);
-    case DType::u8:
-      return number<std::uint8_t>(x, i);
-    default:
-      return number<bool>(x, i);
+    case DType::f32: return number<float>(x, i);
+    case DType::bf16: return number<bf16>(x, i);
+    case DType::f64: return number<double>(x, i);
+    case DType::i64: return number<std::int64_t>(x, i);
+    case DType::i32: return number<std::int32_t>(x, i);
+    case DType::i16: return number<std::int16_t>(x, i);
+    case DType::i8: return number<std::int8_t>(x, i);
+    case DType::u8: return number<std::uint8_t>(x, i);
+    default: return number<bool>(x, i);
   }
 }
 /// Float to integer: towards zero, limits where it does not fit, 0 for NaN. Integer to integer: the low bits.
@@ -241,9 +232,7 @@ __device__ inline void write_number(void* y, DType dtype, std::int64_t i, const 
       static_cast<bf16*>(y)[i] =
           __float2bfloat16(x.is_real ? static_cast<float>(x.real) : static_cast<float>(x.whole));
       break;
-    case DType::f64:
-      static_cast<double*>(y)[i] = x.is_real ? x.real : static_cast<double>(x.whole);
-      break;
+    case DType::f64: static_cast<double*>(y)[i] = x.is_real ? x.real : static_cast<double>(x.whole); break;
     case DType::i64:
       static_cast<std::int64_t*>(y)[i] =
           to_integer<std::int64_t>(x, -9223372036854775808.0, 9223372036854775808.0, INT64_MIN, INT64_MAX);
@@ -261,8 +250,7 @@ __device__ inline void write_number(void* y, DType dtype, std::int64_t i, const 
     case DType::u8:
       static_cast<std::uint8_t*>(y)[i] = to_integer<std::uint8_t>(x, 0.0, 255.0, 0, UINT8_MAX);
       break;
-    default:
-      static_cast<bool*>(y)[i] = x.is_real ? x.real != 0.0 : x.whole != 0;
+    default: static_cast<bool*>(y)[i] = x.is_real ? x.real != 0.0 : x.whole != 0;
   }
 }
 __global__ void __launch_bounds__(kThreads)
@@ -275,20 +263,15 @@ __global__ void __launch_bounds__(kThreads)
 std::int64_t cast_width(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64:
-      return 8;
+    case DType::i64: return 8;
     case DType::f32:
-    case DType::i32:
-      return 4;
+    case DType::i32: return 4;
     case DType::bf16:
-    case DType::i16:
-      return 2;
+    case DType::i16: return 2;
     case DType::i8:
     case DType::u8:
-    case DType::boolean:
-      return 1;
-    default:
-      unsupported("Cast", dtype);
+    case DType::boolean: return 1;
+    default: unsupported("Cast", dtype);
   }
 }
 
@@ -360,14 +343,10 @@ BinaryKernel binary_kernel(std::string_view op, DType dtype) {
 void where(const Walk<4>& walk, const bool* condition, const void* a, const void* b, void* y,
            std::size_t width, cudaStream_t stream) {
   switch (width) {
-    case 1:
-      return run_where<std::uint8_t>(walk, condition, a, b, y, stream);
-    case 2:
-      return run_where<std::uint16_t>(walk, condition, a, b, y, stream);
-    case 4:
-      return run_where<std::uint32_t>(walk, condition, a, b, y, stream);
-    default:
-      return run_where<std::uint64_t>(walk, condition, a, b, y, stream);
+    case 1: return run_where<std::uint8_t>(walk, condition, a, b, y, stream);
+    case 2: return run_where<std::uint16_t>(walk, condition, a, b, y, stream);
+    case 4: return run_where<std::uint32_t>(walk, condition, a, b, y, stream);
+    default: return run_where<std::uint64_t>(walk, condition, a, b, y, stream);
   }
 }
 

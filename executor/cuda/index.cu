@@ -141,16 +141,11 @@ void gather(const Table& t, std::size_t width, const void* x, const void* indice
     width *= 2;
   }
   switch (width) {
-    case 1:
-      return run_gather<std::uint8_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 2:
-      return run_gather<std::uint16_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 4:
-      return run_gather<std::uint32_t>(t, inner, x, indices, wide, y, fault, stream);
-    case 8:
-      return run_gather<std::uint64_t>(t, inner, x, indices, wide, y, fault, stream);
-    default:
-      return run_gather<Vec<std::uint32_t>>(t, inner, x, indices, wide, y, fault, stream);
+    case 1: return run_gather<std::uint8_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 2: return run_gather<std::uint16_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 4: return run_gather<std::uint32_t>(t, inner, x, indices, wide, y, fault, stream);
+    case 8: return run_gather<std::uint64_t>(t, inner, x, indices, wide, y, fault, stream);
+    default: return run_gather<Vec<std::uint32_t>>(t, inner, x, indices, wide, y, fault, stream);
   }
 }
 

@@ -134,7 +134,8 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_
                   static_cast<P>(args)...);
 #else
   (void)ranges;
-  // clang-format off: it would split the closing brackets
+  // The formatter would split the closing brackets.
+  // clang-format off
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
   // clang-format on
 #endif

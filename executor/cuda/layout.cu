@@ -192,29 +192,20 @@ void copy(const CopyPlan& plan, const void* in, void* out, cudaStream_t stream) 
   while (widen(walk, width, x, y)) {
   }
   switch (width) {
-    case 1:
-      return run_copy<std::uint8_t>(walk, x, y, stream);
-    case 2:
-      return run_copy<std::uint16_t>(walk, x, y, stream);
-    case 4:
-      return run_copy<std::uint32_t>(walk, x, y, stream);
-    case 8:
-      return run_copy<std::uint64_t>(walk, x, y, stream);
-    default:
-      return run_copy<Wide>(walk, x, y, stream);
+    case 1: return run_copy<std::uint8_t>(walk, x, y, stream);
+    case 2: return run_copy<std::uint16_t>(walk, x, y, stream);
+    case 4: return run_copy<std::uint32_t>(walk, x, y, stream);
+    case 8: return run_copy<std::uint64_t>(walk, x, y, stream);
+    default: return run_copy<Wide>(walk, x, y, stream);
   }
 }
 
 void fill(void* y, std::int64_t n, std::uint64_t bits, std::size_t width, cudaStream_t stream) {
   switch (width) {
-    case 1:
-      return run_fill<std::uint8_t>(y, n, bits, stream);
-    case 2:
-      return run_fill<std::uint16_t>(y, n, bits, stream);
-    case 4:
-      return run_fill<std::uint32_t>(y, n, bits, stream);
-    default:
-      return run_fill<std::uint64_t>(y, n, bits, stream);
+    case 1: return run_fill<std::uint8_t>(y, n, bits, stream);
+    case 2: return run_fill<std::uint16_t>(y, n, bits, stream);
+    case 4: return run_fill<std::uint32_t>(y, n, bits, stream);
+    default: return run_fill<std::uint64_t>(y, n, bits, stream);
   }
 }
 

@@ -25,18 +25,12 @@ class Pause {
 
 ncclDataType_t data_type(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return ncclFloat32;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::f64:
-      return ncclFloat64;
-    case DType::i64:
-      return ncclInt64;
-    case DType::i32:
-      return ncclInt32;
-    default:
-      CHECK(false, "a sum over ranks of ", dtype_name(dtype));
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::f64: return ncclFloat64;
+    case DType::i64: return ncclInt64;
+    case DType::i32: return ncclInt32;
+    default: CHECK(false, "a sum over ranks of ", dtype_name(dtype));
   }
 }
 

@@ -138,17 +138,10 @@ __global__ void __launch_bounds__(1024)
   kept = block_sum(kept);
   if (threadIdx.x != 0) return;
   switch (to) {
-    case DType::f32:
-      *static_cast<float*>(y) = static_cast<float>(kept);
-      break;
-    case DType::bf16:
-      *static_cast<bf16*>(y) = __float2bfloat16(static_cast<float>(kept));
-      break;
-    case DType::i64:
-      *static_cast<std::int64_t*>(y) = kept;
-      break;
-    default:
-      *static_cast<std::int32_t*>(y) = static_cast<std::int32_t>(kept);
+    case DType::f32: *static_cast<float*>(y) = static_cast<float>(kept); break;
+    case DType::bf16: *static_cast<bf16*>(y) = __float2bfloat16(static_cast<float>(kept)); break;
+    case DType::i64: *static_cast<std::int64_t*>(y) = kept; break;
+    default: *static_cast<std::int32_t*>(y) = static_cast<std::int32_t>(kept);
   }
 }
 

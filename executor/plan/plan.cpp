@@ -10,18 +10,12 @@ namespace onnxddp {
 
 std::string_view region_name(Region region) {
   switch (region) {
-    case Region::feeds:
-      return "feeds";
-    case Region::state:
-      return "state";
-    case Region::grads:
-      return "grads";
-    case Region::arena:
-      return "arena";
-    case Region::constants:
-      return "constants";
-    case Region::none:
-      break;
+    case Region::feeds: return "feeds";
+    case Region::state: return "state";
+    case Region::grads: return "grads";
+    case Region::arena: return "arena";
+    case Region::constants: return "constants";
+    case Region::none: break;
   }
   return "none";
 }

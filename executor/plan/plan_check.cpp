@@ -75,18 +75,12 @@ class Check {
 
   std::size_t region_bytes(Region region) const {
     switch (region) {
-      case Region::feeds:
-        return plan_.feeds_bytes;
-      case Region::state:
-        return plan_.state_bytes;
-      case Region::grads:
-        return plan_.grads_bytes;
-      case Region::arena:
-        return plan_.arena_bytes;
-      case Region::constants:
-        return plan_.constants_bytes;
-      case Region::none:
-        break;
+      case Region::feeds: return plan_.feeds_bytes;
+      case Region::state: return plan_.state_bytes;
+      case Region::grads: return plan_.grads_bytes;
+      case Region::arena: return plan_.arena_bytes;
+      case Region::constants: return plan_.constants_bytes;
+      case Region::none: break;
     }
     return 0;
   }

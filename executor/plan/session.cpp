@@ -176,18 +176,12 @@ struct Session::Impl {
 
   void* address(const Prepared& p, const Slot& slot) const {
     switch (slot.region) {
-      case Region::feeds:
-        return feeds.data() + slot.offset;
-      case Region::state:
-        return state.data() + slot.offset;
-      case Region::grads:
-        return grads.data() + slot.offset;
-      case Region::arena:
-        return arena.data() + slot.offset;
-      case Region::constants:
-        return p.constants.data() + slot.offset;
-      case Region::none:
-        break;
+      case Region::feeds: return feeds.data() + slot.offset;
+      case Region::state: return state.data() + slot.offset;
+      case Region::grads: return grads.data() + slot.offset;
+      case Region::arena: return arena.data() + slot.offset;
+      case Region::constants: return p.constants.data() + slot.offset;
+      case Region::none: break;
     }
     return nullptr;
   }

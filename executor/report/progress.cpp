@@ -162,8 +162,8 @@ void Progress::epoch(const ProgressEpoch& row) {
   if (!head_printed_) {
     has_eval_loss_ = row.eval_loss.has_value();
     has_accuracy_ = row.accuracy.has_value();
-    out += cat("\nepoch  train loss", has_eval_loss_ ? "   eval loss" : "", has_accuracy_ ? "    accuracy" : "",
-               "          lr      |grad|  samples/s      time\n");
+    out += cat("\nepoch  train loss", has_eval_loss_ ? "   eval loss" : "",
+               has_accuracy_ ? "    accuracy" : "", "          lr      |grad|  samples/s      time\n");
   }
   head_printed_ = true;
   out += right(cat(row.epoch), 5) + right(short_number(row.train_loss), 12);

@@ -16,8 +16,8 @@ void add_front(Pipeline& pipeline, const ProgramOptions& options, LossInfo* info
     simplify(g, evaluate);
   });
   pipeline.add("loss", [&options, info](Graph& g) {
-    const LossInfo made = attach_loss(g, options.loss, options.loss_options, options.loss_input, options.target_name,
-                                      options.target_type);
+    const LossInfo made = attach_loss(g, options.loss, options.loss_options, options.loss_input,
+                                      options.target_name, options.target_type);
     if (info != nullptr) *info = made;
   });
   pipeline.add("cast_precision", [](Graph&) {});  // fp32: nothing to cast
@@ -68,13 +68,16 @@ std::vector<std::string> pipeline_stages() {
 static void check_precision(const Graph& graph) {
   for (const ValueId id : graph.params) {
     const Value& value = graph.value(id);
-    if (value.kind != Kind::param || value.type.dtype == DType::f32 || value.type.dtype == DType::f64) continue;
-    throw Error(cat("parameter '", value.name, "' cannot train as ", value.type.str(), ": only f32 and f64 do"))
+    if (value.kind != Kind::param || value.type.dtype == DType::f32 || value.type.dtype == DType::f64)
+      continue;
+    throw Error(
+        cat("parameter '", value.name, "' cannot train as ", value.type.str(), ": only f32 and f64 do"))
         .hint(cat("export the model in float32, or leave it as it is with --freeze '", value.name, "'"));
   }
 }
 
-Graph training_graph(const ImportedModel& model, const ProgramOptions& options, std::string_view stop, LossInfo* info) {
+Graph training_graph(const ImportedModel& model, const ProgramOptions& options, std::string_view stop,
+                     LossInfo* info) {
   check_precision(model.graph);
   Graph graph = model.graph;
   Pipeline pipeline;
@@ -84,7 +87,8 @@ Graph training_graph(const ImportedModel& model, const ProgramOptions& options, 
   return graph;
 }
 
-Programs build_programs(const ImportedModel& model, const ImportedModel& eval_model, const ProgramOptions& options) {
+Programs build_programs(const ImportedModel& model, const ImportedModel& eval_model,
+                        const ProgramOptions& options) {
   Programs out;
   out.step = training_graph(model, options, {}, &out.loss);
   for (ValueId id : model.graph.params) {
@@ -95,8 +99,10 @@ Programs build_programs(const ImportedModel& model, const ImportedModel& eval_mo
   }
   if (out.trained.empty())
     throw Error("no parameter of the model is on a path to the loss, so there is nothing to train")
-        .hint("`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters, --freeze REGEX takes "
-              "them away (whole names: 'conv.*')");
+        .hint(
+            "`onnx-ddp check MODEL` lists every tensor and its role; --train REGEX adds parameters, --freeze "
+            "REGEX takes "
+            "them away (whole names: 'conv.*')");
   if (options.accumulate > 1) out.micro = micro_graph(model, options);
   out.evaluate = inference_graph(eval_model);
   attach_loss(out.evaluate, options.loss, options.loss_options, options.loss_input, options.target_name,

@@ -160,7 +160,8 @@ std::string loss_text(const ProgramOptions& program) {
 
 /// The choices that data and model made, as options. A target's name only where all data has it: with the
 /// same options the run can be made again.
-void settle_options(TrainSetup& setup, const std::vector<std::filesystem::path>& files, const Target& target) {
+void settle_options(TrainSetup& setup, const std::vector<std::filesystem::path>& files,
+                    const Target& target) {
   Options& o = setup.options;
   o.data.clear();
   for (const std::filesystem::path& file : files) o.data.push_back(file.string());
@@ -168,8 +169,8 @@ void settle_options(TrainSetup& setup, const std::vector<std::filesystem::path>&
   if (!target.column) return;
   const std::string& name = setup.data->data().arrays()[target.column->array].name;
   const auto named = [&](const ArrayInfo& info) { return info.name == name; };
-  if (!setup.eval_data || std::any_of(setup.eval_data->data().arrays().begin(),
-                                      setup.eval_data->data().arrays().end(), named))
+  if (!setup.eval_data ||
+      std::any_of(setup.eval_data->data().arrays().begin(), setup.eval_data->data().arrays().end(), named))
     o.target = name;
 }
 
@@ -269,8 +270,8 @@ ValueCounts count_values(const ImportedModel& model, const std::vector<std::stri
   for (const TensorRole& role : model.roles) {
     const bool parameter = role.role == Role::parameter;
     const Dim count = numel(role.type.shape);
-    if (!(parameter || role.role == Role::buffer || role.role == Role::frozen) || !is_float(role.type.dtype) ||
-        !count.is_constant())
+    if (!(parameter || role.role == Role::buffer || role.role == Role::frozen) ||
+        !is_float(role.type.dtype) || !count.is_constant())
       continue;
     out.all += count.value();
     if (parameter && std::find(unused.begin(), unused.end(), role.name) == unused.end())

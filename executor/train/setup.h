@@ -24,8 +24,8 @@ ProgramOptions program_options(const Options& options, int ranks);
 /// Whether the first dimension of inputs is the batch's symbol; the fixed number if not.
 std::optional<std::int64_t> fixed_batch(const ImportedModel& model);
 
-/// Elements of the model's weights (parameters, buffers, frozen tensors; no integers, no constants), and those
-/// that train: parameters but for `unused`.
+/// Elements of the model's weights (parameters, buffers, frozen tensors; no integers, no constants), and
+/// those that train: parameters but for `unused`.
 struct ValueCounts {
   std::int64_t trained = 0, all = 0;
 };

@@ -1,6 +1,5 @@
 #include "executor/train/trainer.h"
 
-
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -73,7 +72,8 @@ std::string schedule_text(const ScheduleSpec& schedule) {
   for (const auto& [key, value] : schedule.options)
     if (key != "unit") out += cat(" ", key, "=", value);
   const auto unit = schedule.options.find("unit");
-  return cat(out, " (counted in ", unit != schedule.options.end() && unit->second == "epoch" ? "epochs" : "optimizer steps", ")");
+  return cat(out, " (counted in ",
+             unit != schedule.options.end() && unit->second == "epoch" ? "epochs" : "optimizer steps", ")");
 }
 
 /// One run on this rank.
@@ -194,12 +194,12 @@ std::vector<std::string> TrainingRun::banner() {
   lines.push_back("data     " + setup_.data_text);
   lines.push_back(cat("batch    ", ranks_.size(), ranks_.size() == 1 ? " rank x " : " ranks x ", batch,
                       o_.accumulate > 1 ? cat(" x ", o_.accumulate, " accumulated") : "", " = ",
-                      batch * ranks_.size() * o_.accumulate, "; ", setup_.steps_per_epoch, " steps an epoch, ",
-                      setup_.total_steps, " in all"));
-  lines.push_back(cat("train    ", count_text(trained), " of ", count_text(all), " values; ",
-                      setup_.program_options.loss, "; ", o_.optimizer, ", lr ", number_str(*o_.lr), " ",
-                      schedule_text(schedule_),
-                      o_.warmup_steps > 0 ? cat(", warm-up ", o_.warmup_steps, " steps") : "", ", seed ", o_.seed));
+                      batch * ranks_.size() * o_.accumulate, "; ", setup_.steps_per_epoch,
+                      " steps an epoch, ", setup_.total_steps, " in all"));
+  lines.push_back(
+      cat("train    ", count_text(trained), " of ", count_text(all), " values; ", setup_.program_options.loss,
+          "; ", o_.optimizer, ", lr ", number_str(*o_.lr), " ", schedule_text(schedule_),
+          o_.warmup_steps > 0 ? cat(", warm-up ", o_.warmup_steps, " steps") : "", ", seed ", o_.seed));
   lines.push_back(cat("device   ", device_->name(), ranks_.size() == 1 ? "" : " a rank", ", ", o_.precision));
   lines.push_back(cat("plan     ", plan.steps.size(), " steps, ", plan.collectives,
                       plan.collectives == 1 ? " collective, " : " collectives, ",

@@ -15,7 +15,7 @@ namespace ONNXDDP_API onnxddp {
 struct TrainContext {
   std::function<std::string(const Options&)> run_toml;  // every effective value
   std::function<std::string(const Options&)> semantic;  // those on which ranks must agree
-  std::function<std::vector<std::string>()> changes;  // how the options differ from the resumed run's
+  std::function<std::vector<std::string>()> changes;    // how the options differ from the resumed run's
   std::string version;
   bool no_color = false, dumb_terminal = false;  // NO_COLOR; TERM=dumb or CI
 };

@@ -1,4 +1,5 @@
-// Convolution and pooling over two spatial axes, with their gradients. One-dimensional forms are reshaped at import.
+// Convolution and pooling over two spatial axes, with their gradients. One-dimensional forms are reshaped at
+// import.
 #include <algorithm>
 
 #include "graph/ops/families.h"
@@ -21,7 +22,8 @@ Window read_window(const Inference& i, Ints kernel) {
                 w.pads.size() == 2 * kSpatial,
             "kernel, strides, dilations need 2 numbers and pads 4");
   const auto all_at_least = [](const Ints& numbers, std::int64_t least) {
-    return std::all_of(numbers.begin(), numbers.end(), [least](std::int64_t number) { return number >= least; });
+    return std::all_of(numbers.begin(), numbers.end(),
+                       [least](std::int64_t number) { return number >= least; });
   };
   i.require(all_at_least(w.kernel, 1) && all_at_least(w.strides, 1) && all_at_least(w.dilations, 1),
             "kernel, strides and dilations must be positive");
@@ -29,8 +31,8 @@ Window read_window(const Inference& i, Ints kernel) {
   return w;
 }
 
-/// Number of windows along spatial axis k of an input of that size. With ceil_mode the last window may reach beyond the
-/// padded input, but must start inside the input or its leading pads.
+/// Number of windows along spatial axis k of an input of that size. With ceil_mode the last window may reach
+/// beyond the padded input, but must start inside the input or its leading pads.
 Dim output_size(const Inference& i, const Window& w, std::size_t k, const Dim& size, bool ceil_mode) {
   const std::int64_t stride = w.strides[k], before = w.pads[k], after = w.pads[k + kSpatial];
   const Dim room = size + (before + after - w.extent(k));
@@ -60,13 +62,16 @@ void check_conv(const Inference& i, const Shape& x, const Shape& w) {
   i.require(x.size() == 4 && w.size() == 4, "x and w need 4 dimensions");
   const std::int64_t group = i.integer("group");
   i.require(group >= 1, "group must be positive");
-  i.require(!differ(x[1], w[1] * group), "expects ", w[1] * group, " input channels, x has ", x[1], " (group=", group, ")");
-  i.require(!w[0].is_constant() || w[0].value() % group == 0, w[0], " output channels do not divide by group=", group);
+  i.require(!differ(x[1], w[1] * group), "expects ", w[1] * group, " input channels, x has ", x[1],
+            " (group=", group, ")");
+  i.require(!w[0].is_constant() || w[0].value() % group == 0, w[0],
+            " output channels do not divide by group=", group);
 }
 
 void conv_infer(Inference& i) {
   const Shape &x = i.shape(0), &w = i.shape(1);
-  i.require(i.x(0).dtype == i.x(1).dtype && (!i.has(2) || i.x(2).dtype == i.x(0).dtype), "the element types differ");
+  i.require(i.x(0).dtype == i.x(1).dtype && (!i.has(2) || i.x(2).dtype == i.x(0).dtype),
+            "the element types differ");
   check_conv(i, x, w);
   if (i.has(2)) i.require(i.rank(2) == 1 && !differ(i.shape(2)[0], w[0]), "the bias must be [", w[0], "]");
   i.y({i.x(0).dtype, window_output(i, read_window(i, kernel_of(i, w)), x, w[0], false)});
@@ -110,7 +115,8 @@ void pool_infer(Inference& i) {
   i.require(i.rank(0) == 4, "x needs 4 dimensions");
   const Window w = read_window(i, i.integers("kernel_shape"));
   for (std::size_t k = 0; k < kSpatial; ++k)
-    i.require(w.pads[k] < w.extent(k) && w.pads[k + kSpatial] < w.extent(k), "pads must be smaller than the window");
+    i.require(w.pads[k] < w.extent(k) && w.pads[k + kSpatial] < w.extent(k),
+              "pads must be smaller than the window");
   i.y({i.x(0).dtype, window_output(i, w, i.shape(0), i.shape(0)[1], i.flag("ceil_mode"))});
 }
 
@@ -174,7 +180,8 @@ std::size_t spatial_rank(const OnnxNode& n) {
 
 Ints numbers_for(const OnnxNode& n, std::string_view name, std::size_t count, std::int64_t otherwise) {
   Ints numbers = n.integers(name, Ints(count, otherwise));
-  if (numbers.size() != count) throw Error(cat(n.op_type, ": ", name, " needs ", count, " numbers, has ", numbers.size()));
+  if (numbers.size() != count)
+    throw Error(cat(n.op_type, ": ", name, " needs ", count, " numbers, has ", numbers.size()));
   return numbers;
 }
 
@@ -217,7 +224,9 @@ Window with_height(Window w) {
   return w;
 }
 
-Attrs window_attrs(const Window& w) { return {{"strides", w.strides}, {"pads", w.pads}, {"dilations", w.dilations}}; }
+Attrs window_attrs(const Window& w) {
+  return {{"strides", w.strides}, {"pads", w.pads}, {"dilations", w.dilations}};
+}
 
 void import_conv(OnnxNode& n) {
   const std::size_t spatial = spatial_rank(n);
@@ -226,7 +235,8 @@ void import_conv(OnnxNode& n) {
     throw Error(cat("Conv of ", n.type(0), " needs a weight of rank ", spatial + 2, ", not ", n.type(1)));
   const Ints kernel = constants(Shape(weight.begin() + 2, weight.end()), "Conv: kernel size");
   if (n.integers("kernel_shape", kernel) != kernel)
-    throw Error(cat("Conv: kernel_shape ", shape_str(n.integers("kernel_shape", {})), " contradicts the weight ", n.type(1)));
+    throw Error(cat("Conv: kernel_shape ", shape_str(n.integers("kernel_shape", {})),
+                    " contradicts the weight ", n.type(1)));
   Window w = import_window(n, kernel);
   std::vector<Expr> inputs{n.x(0), n.x(1)};
   if (spatial == 1) {
@@ -240,7 +250,8 @@ void import_conv(OnnxNode& n) {
 
 void import_pool(OnnxNode& n) {
   const std::size_t spatial = spatial_rank(n);
-  if (n.output_used.size() > 1 && n.output_used[1]) throw Error(cat(n.op_type, ": the output Indices is not supported"));
+  if (n.output_used.size() > 1 && n.output_used[1])
+    throw Error(cat(n.op_type, ": the output Indices is not supported"));
   const Ints kernel = n.integers("kernel_shape", {});
   if (kernel.size() != spatial) throw Error(cat(n.op_type, ": kernel_shape needs ", spatial, " numbers"));
   Window w = import_window(n, kernel);

@@ -11,7 +11,8 @@ void matmul_infer(Inference& i) {
   const Shape &a = i.shape(0), &b = i.shape(1);
   i.require(i.x(0).dtype == i.x(1).dtype, "the element types differ");
   i.require(a.size() >= 2 && b.size() >= 2, "both operands need at least 2 dimensions");
-  i.require(!differ(a.back(), b[b.size() - 2]), "inner sizes ", a.back(), " and ", b[b.size() - 2], " differ");
+  i.require(!differ(a.back(), b[b.size() - 2]), "inner sizes ", a.back(), " and ", b[b.size() - 2],
+            " differ");
   Shape y;
   try {
     y = broadcast(Shape(a.begin(), a.end() - 2), Shape(b.begin(), b.end() - 2));
@@ -47,7 +48,8 @@ void matmul_gradient(Gradient& g) {
 }
 
 Dim matmul_flops(const Inference& i) {
-  Shape y = broadcast(Shape(i.shape(0).begin(), i.shape(0).end() - 2), Shape(i.shape(1).begin(), i.shape(1).end() - 2));
+  Shape y = broadcast(Shape(i.shape(0).begin(), i.shape(0).end() - 2),
+                      Shape(i.shape(1).begin(), i.shape(1).end() - 2));
   return 2 * numel(y) * i.shape(0)[i.rank(0) - 2] * i.shape(0).back() * i.shape(1).back();
 }
 
@@ -80,7 +82,8 @@ GemmSizes gemm_sizes(const Inference& i) {
 
 void gemm_infer(Inference& i) {
   const GemmSizes s = gemm_sizes(i);
-  i.require(i.x(0).dtype == i.x(1).dtype && (!i.has(2) || i.x(2).dtype == i.x(0).dtype), "the element types differ");
+  i.require(i.x(0).dtype == i.x(1).dtype && (!i.has(2) || i.x(2).dtype == i.x(0).dtype),
+            "the element types differ");
   i.require(!differ(s.k, s.k_of_b), "inner sizes ", s.k, " and ", s.k_of_b, " differ");
   const Shape y{s.m, s.n};
   if (i.has(2)) {

@@ -99,7 +99,8 @@ void constant_of_shape_infer(Inference& i) {
 std::optional<Dims> constant_of_shape_fold(const Inference& i) {
   const Dims shape = known_shape(i);
   const double value = i.number("value");
-  if (!is_static(shape) || numel(static_shape(shape)) > kMostFolded || value != std::floor(value)) return std::nullopt;
+  if (!is_static(shape) || numel(static_shape(shape)) > kMostFolded || value != std::floor(value))
+    return std::nullopt;
   return Dims(static_cast<std::size_t>(numel(static_shape(shape))), Dim(static_cast<std::int64_t>(value)));
 }
 
@@ -165,7 +166,8 @@ void range_decompose(Compose& c) {
   c.y(range_constant(c.builder(), c.type(0).dtype, number(0), number(2), c.out_type().shape[0].value()));
 }
 
-/// Elements that may be fractions, as HostTensor holds them; whole numbers may also come from shape arithmetic.
+/// Elements that may be fractions, as HostTensor holds them; whole numbers may also come from shape
+/// arithmetic.
 double range_number(const OnnxNode& n, std::size_t k) {
   constexpr std::string_view kNames[] = {"start", "limit", "delta"};
   const Value& value = n.b.graph().value(n.x(k).id());

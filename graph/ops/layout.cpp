@@ -11,7 +11,8 @@ namespace {
 
 void reshape_infer(Inference& i) {
   const Shape to = i.dims("shape");
-  i.require(!differ(numel(to), numel(i.shape(0))), "cannot reshape ", shape_str(i.shape(0)), " to ", shape_str(to));
+  i.require(!differ(numel(to), numel(i.shape(0))), "cannot reshape ", shape_str(i.shape(0)), " to ",
+            shape_str(to));
   i.y({i.x(0).dtype, to});
 }
 
@@ -28,7 +29,8 @@ void transpose_infer(Inference& i) {
 void transpose_gradient(Gradient& g) {
   const Ints perm = g.integers("perm");
   Ints inverse(perm.size());
-  for (std::size_t k = 0; k < perm.size(); ++k) inverse[static_cast<std::size_t>(perm[k])] = static_cast<std::int64_t>(k);
+  for (std::size_t k = 0; k < perm.size(); ++k)
+    inverse[static_cast<std::size_t>(perm[k])] = static_cast<std::int64_t>(k);
   g.dx(0, transpose(g.dy(), inverse));
 }
 
@@ -85,7 +87,8 @@ void concat_gradient(Gradient& g) {
   }
 }
 
-// ---- Slice. Normalised: 0 <= start, end <= size; with a negative step, end -1 means up to the first element.
+// ---- Slice. Normalised: 0 <= start, end <= size; with a negative step, end -1 means up to the first
+// element.
 
 Dim slice_size(const Dim& start, const Dim& end, std::int64_t step) {
   const Dim span = step > 0 ? end - start : start - end;
@@ -95,10 +98,11 @@ Dim slice_size(const Dim& start, const Dim& end, std::int64_t step) {
 }
 
 /// Throws unless low <= value <= high where that is decidable.
-void require_within(const Inference& i, const Dim& value, std::int64_t low, const Dim& high, std::string_view what) {
+void require_within(const Inference& i, const Dim& value, std::int64_t low, const Dim& high,
+                    std::string_view what) {
   const Dim room = high - value;
-  i.require(!(value.is_constant() && value.value() < low) && !(room.is_constant() && room.value() < 0), what, " ", value,
-            " is not in ", low, "..", high);
+  i.require(!(value.is_constant() && value.value() < low) && !(room.is_constant() && room.value() < 0), what,
+            " ", value, " is not in ", low, "..", high);
 }
 
 void slice_infer(Inference& i) {
@@ -109,7 +113,8 @@ void slice_infer(Inference& i) {
   Shape to = i.shape(0);
   for (std::size_t k = 0; k < axes.size(); ++k) {
     const auto axis = static_cast<std::size_t>(axes[k]);
-    i.require(axis < to.size() && std::count(axes.begin(), axes.end(), axes[k]) == 1, "axes ", shape_str(axes));
+    i.require(axis < to.size() && std::count(axes.begin(), axes.end(), axes[k]) == 1, "axes ",
+              shape_str(axes));
     i.require(steps[k] != 0, "a step is 0");
     const Dim& size = i.shape(0)[axis];
     require_within(i, starts[k], 0, steps[k] > 0 ? size : size - 1, "start");
@@ -127,7 +132,8 @@ std::optional<Dims> slice_fold(const Inference& i) {
   const std::int64_t start = starts[0].value(), step = i.integers("steps")[0];
   const std::int64_t count = slice_size(start, ends[0], step).value();
   Dims picked;
-  for (std::int64_t k = 0; k < count; ++k) picked.push_back(ints->at(static_cast<std::size_t>(start + k * step)));
+  for (std::int64_t k = 0; k < count; ++k)
+    picked.push_back(ints->at(static_cast<std::size_t>(start + k * step)));
   return picked;
 }
 
@@ -144,7 +150,8 @@ void sum_pieces_infer(Inference& i) {
   i.require(starts.size() == i.count() * to.size() && steps.size() == starts.size(), "starts and steps need ",
             i.count() * to.size(), " numbers");
   for (std::size_t k = 0; k < i.count(); ++k) {
-    i.require(i.rank(k) == to.size() && i.x(k).dtype == i.x(0).dtype, "piece ", k, " does not fit ", shape_str(to));
+    i.require(i.rank(k) == to.size() && i.x(k).dtype == i.x(0).dtype, "piece ", k, " does not fit ",
+              shape_str(to));
     for (std::size_t axis = 0; axis < to.size(); ++axis) {
       const Dim &size = i.shape(k)[axis], &start = starts[k * to.size() + axis];
       if (size == Dim(0)) continue;
@@ -167,7 +174,10 @@ void sum_pieces_gradient(Gradient& g) {
     for (std::size_t axis = 0; axis < rank; ++axis)
       ends.push_back(first[axis] + (g.type(k).shape[axis] - 1) * stride[axis] + (stride[axis] > 0 ? 1 : -1));
     g.dx(k, call("Slice", {g.dy()},
-                 {{"axes", all_axes(rank)}, {"starts", make_attr(first)}, {"ends", make_attr(ends)}, {"steps", stride}}));
+                 {{"axes", all_axes(rank)},
+                  {"starts", make_attr(first)},
+                  {"ends", make_attr(ends)},
+                  {"steps", stride}}));
   }
 }
 
@@ -211,7 +221,8 @@ void split_infer(Inference& i) {
     total += size;
     i.y({i.x(0).dtype, to});
   }
-  i.require(!differ(total, i.shape(0)[axis]), "the parts add up to ", total, ", the axis has ", i.shape(0)[axis]);
+  i.require(!differ(total, i.shape(0)[axis]), "the parts add up to ", total, ", the axis has ",
+            i.shape(0)[axis]);
 }
 
 void split_decompose(Compose& c) {
@@ -234,7 +245,8 @@ void import_reshape(OnnxNode& n) {
   Dim known = 1;
   for (std::size_t k = 0; k < to.size(); ++k) {
     if (to[k] == Dim(0) && zero_copies) {
-      if (k >= x.size()) throw Error(cat("Reshape: 0 at place ", k, " of ", shape_str(to), " copies from ", n.type(0)));
+      if (k >= x.size())
+        throw Error(cat("Reshape: 0 at place ", k, " of ", shape_str(to), " copies from ", n.type(0)));
       to[k] = x[k];
     }
     if (to[k] == Dim(-1)) {
@@ -285,10 +297,11 @@ void import_unsqueeze(OnnxNode& n) {
   n.y(call("Unsqueeze", {n.x(0)}, {{"axes", sorted_axes(axes, n.rank(0) + axes.size())}}));
 }
 
-/// A start or end of ONNX's Slice: negative ones count from the end, all are clamped to lowest..highest. Symbolic sizes
-/// are taken to be large enough; that is checked when they are bound.
+/// A start or end of ONNX's Slice: negative ones count from the end, all are clamped to lowest..highest.
+/// Symbolic sizes are taken to be large enough; that is checked when they are bound.
 Dim slice_bound(const Dim& given, const Dim& size, std::int64_t lowest, const Dim& highest) {
-  constexpr std::int64_t kHuge = std::numeric_limits<std::int32_t>::max();  // "to the end", in files of 32-bit exporters
+  constexpr std::int64_t kHuge =
+      std::numeric_limits<std::int32_t>::max();  // "to the end", in files of 32-bit exporters
   if (!given.is_constant()) return given;
   const std::int64_t value = given.value();
   if (value >= kHuge) return highest;
@@ -328,8 +341,10 @@ void import_slice(OnnxNode& n) {
 Dims split_sizes(const OnnxNode& n, const Dim& size, std::size_t parts) {
   if (const std::optional<Dims> given = n.attr_or_input("split", 1)) return *given;
   const auto count = n.integer("num_outputs", static_cast<std::int64_t>(parts));
-  if (const std::optional<Dim> equal = exact_div(size, count)) return Dims(static_cast<std::size_t>(count), *equal);
-  if (!n.has_attr("num_outputs")) throw Error(cat("Split: ", size, " does not divide into ", count, " parts"));
+  if (const std::optional<Dim> equal = exact_div(size, count))
+    return Dims(static_cast<std::size_t>(count), *equal);
+  if (!n.has_attr("num_outputs"))
+    throw Error(cat("Split: ", size, " does not divide into ", count, " parts"));
   const Dim part = floor_div(size + (count - 1), count);
   Dims sizes(static_cast<std::size_t>(count), part);
   sizes.back() = size - part * (count - 1);

@@ -1,4 +1,5 @@
-// Losses over index targets, as sums over the kept labels. Means divide by the count of the whole optimizer step.
+// Losses over index targets, as sums over the kept labels. Means divide by the count of the whole optimizer
+// step.
 #include "graph/ops/families.h"
 #include "graph/ops/rules.h"
 
@@ -17,13 +18,15 @@ Shape without_axis(const Inference& i, std::size_t x) {
 
 void label_loss_infer(Inference& i) {
   const Shape labels = without_axis(i, 0);
-  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ", shape_str(i.shape(1)));
+  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ",
+            shape_str(i.shape(1)));
   i.y({i.x(0).dtype, {}});
 }
 
 void label_loss_grad_infer(Inference& i) {
   const Shape labels = without_axis(i, 0);
-  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ", shape_str(i.shape(1)));
+  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ",
+            shape_str(i.shape(1)));
   i.require(i.shape(2).empty() && i.x(2).dtype == i.x(0).dtype, "dy must be a scalar of x's type");
   i.y(i.x(0));
 }
@@ -89,7 +92,8 @@ Expr general_nll(Expr logp, Expr t, Expr weights, std::int64_t ignored, const st
 Expr label_loss(Expr x, Expr t, std::string_view op, std::int64_t ignored, const std::string& reduction) {
   const Expr sum = call(op, {x, t}, {{"ignore_index", ignored}});
   if (reduction == "sum") return sum;
-  return sum / call("CountTargets", {t}, {{"ignore_index", ignored}, {"to", std::string(dtype_name(x.dtype()))}});
+  return sum /
+         call("CountTargets", {t}, {{"ignore_index", ignored}, {"to", std::string(dtype_name(x.dtype()))}});
 }
 
 std::string checked_reduction(const std::string& reduction, std::string_view op) {
@@ -101,7 +105,8 @@ std::string checked_reduction(const std::string& reduction, std::string_view op)
 void import_softmax_cross_entropy(OnnxNode& n) {
   const std::int64_t ignored = n.integer("ignore_index", kNoIgnoredLabel);
   const std::string reduction = checked_reduction(n.text("reduction", "mean"), n.op_type);
-  const bool wants_log = n.output_used.size() > 1 && n.output_used[1], general = n.has(2) || reduction == "none";
+  const bool wants_log = n.output_used.size() > 1 && n.output_used[1],
+             general = n.has(2) || reduction == "none";
   Expr logp;
   if (wants_log || general) logp = call("LogSoftmax", {n.x(0)}, {{"axis", 1}});
   if (wants_log) n.y(1, logp);
@@ -130,7 +135,8 @@ void onnx_loss_infer(Inference& i) {
   i.require(i.rank(0) >= 2, "x needs classes on axis 1");
   Shape labels = i.shape(0);
   labels.erase(labels.begin() + 1);
-  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ", shape_str(i.shape(1)));
+  i.require(!differ(i.shape(1), labels), "the targets must be ", shape_str(labels), ", not ",
+            shape_str(i.shape(1)));
   i.y({i.x(0).dtype, checked_reduction(i.text("reduction"), "loss") == "none" ? labels : Shape{}});
 }
 
@@ -139,7 +145,8 @@ ComposeRule onnx_loss_decompose(bool softmax) {
     const std::string reduction = c.text("reduction");
     const std::int64_t ignored = c.integer("ignore_index");
     const bool general = c.has(2) || reduction == "none";
-    if (!general) return c.y(label_loss(c.x(0), c.x(1), softmax ? "CrossEntropyLoss" : "NllLoss", ignored, reduction));
+    if (!general)
+      return c.y(label_loss(c.x(0), c.x(1), softmax ? "CrossEntropyLoss" : "NllLoss", ignored, reduction));
     const Expr logp = softmax ? call("LogSoftmax", {c.x(0)}, {{"axis", 1}}) : c.x(0);
     c.y(general_nll(logp, c.x(1), c.has(2) ? c.x(2) : Expr(), ignored, reduction));
   };

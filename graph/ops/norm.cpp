@@ -17,7 +17,8 @@ const Dim& channels_of(const Inference& i, std::size_t k) {
 
 /// Input k must be a vector of `size` elements of input 0's type.
 void require_vector(const Inference& i, std::size_t k, const Dim& size, std::string_view what) {
-  i.require(i.rank(k) == 1 && !differ(i.shape(k)[0], size), what, " must be [", size, "], not ", shape_str(i.shape(k)));
+  i.require(i.rank(k) == 1 && !differ(i.shape(k)[0], size), what, " must be [", size, "], not ",
+            shape_str(i.shape(k)));
   i.require(i.x(k).dtype == i.x(0).dtype, what, " has another element type");
 }
 
@@ -73,7 +74,8 @@ void batch_norm_apply_infer(Inference& i) {
   i.y(i.x(0));
 }
 
-/// With batch statistics the gradient of x includes the path through them, so that stats itself receives none.
+/// With batch statistics the gradient of x includes the path through them, so that stats itself receives
+/// none.
 void batch_norm_apply_gradient(Gradient& g) {
   const Attrs epsilon{{"epsilon", g.number("epsilon")}};
   Builder& b = g.builder();
@@ -116,25 +118,29 @@ void grad_apply_infer(Inference& i) {
 
 std::vector<AttrSpec> epsilon_spec() { return {{"epsilon", 1e-5}}; }
 
-/// ONNX says y = f(mean, var) or trains by training_mode (14) or by the number of outputs (7, 9). Which of the two a
-/// model's batch norms are is decided by --bn, not by this node.
+/// ONNX says y = f(mean, var) or trains by training_mode (14) or by the number of outputs (7, 9). Which of
+/// the two a model's batch norms are is decided by --bn, not by this node.
 void import_batch_norm(OnnxNode& n) {
-  if (n.opset < 9 && n.integer("spatial", 1) != 1) throw Error("BatchNormalization with spatial=0 is not supported");
+  if (n.opset < 9 && n.integer("spatial", 1) != 1)
+    throw Error("BatchNormalization with spatial=0 is not supported");
   for (std::size_t k = 3; k < n.output_used.size(); ++k)
-    if (n.output_used[k]) throw Error("BatchNormalization: the outputs saved_mean and saved_var are not supported");
+    if (n.output_used[k])
+      throw Error("BatchNormalization: the outputs saved_mean and saved_var are not supported");
   Attrs attrs{{"epsilon", n.number("epsilon", 1e-5)},
               {"momentum", n.number("momentum", 0.9)},
               {"training", std::int64_t{n.batch_norm_train}},
               {"unbiased", std::int64_t{n.batch_norm_unbiased}}};
   std::vector<ValueId> inputs;
   for (std::size_t k = 0; k < 5; ++k) inputs.push_back(n.x(k).id());
-  const std::vector<ValueId> y = n.b.emit("BatchNormalization", inputs, std::move(attrs), {}, n.batch_norm_train ? 3 : 1);
+  const std::vector<ValueId> y =
+      n.b.emit("BatchNormalization", inputs, std::move(attrs), {}, n.batch_norm_train ? 3 : 1);
   n.y(n.b.expr(y[0]));
   for (std::size_t k = 1; k < 3; ++k) {
     const ValueId running = inputs[k + 2];
     if (k < n.output_used.size() && n.output_used[k]) n.y(k, n.b.expr(n.batch_norm_train ? y[k] : running));
     const Kind kind = n.b.graph().value(running).kind;
-    if (n.batch_norm_train && (kind == Kind::state || kind == Kind::param)) n.updates.push_back({running, y[k]});
+    if (n.batch_norm_train && (kind == Kind::state || kind == Kind::param))
+      n.updates.push_back({running, y[k]});
   }
 }
 
@@ -158,7 +164,9 @@ void log_softmax_gradient(Gradient& g) {
 }
 
 /// x minus its maximum along the axis.
-Expr shifted(const Compose& c) { return c.x(0) - call("ReduceMax", {c.x(0)}, {{"axes", Ints{c.integer("axis")}}}); }
+Expr shifted(const Compose& c) {
+  return c.x(0) - call("ReduceMax", {c.x(0)}, {{"axes", Ints{c.integer("axis")}}});
+}
 
 void softmax_decompose(Compose& c) {
   const Expr e = exp(shifted(c));
@@ -186,7 +194,8 @@ void import_softmax(OnnxNode& n) {
 
 void dropout_infer(Inference& i) {
   i.require(i.x(1) == TensorType{DType::i64, {5}}, "rng must be i64[5]");
-  i.require(i.number("ratio") >= 0 && i.number("ratio") < 1, "ratio ", number_str(i.number("ratio")), " is not in [0, 1)");
+  i.require(i.number("ratio") >= 0 && i.number("ratio") < 1, "ratio ", number_str(i.number("ratio")),
+            " is not in [0, 1)");
   i.require(!i.flag("batch") || i.rank(0) > 0, "a batch needs a first dimension");
   i.y(i.x(0));
   i.y({DType::boolean, i.shape(0)});
@@ -207,7 +216,8 @@ Expr generator(Builder& b) {
   return b.expr(b.graph().add_param("rng", type, Kind::state));
 }
 
-/// Whether the first dimension is the batch: then element r of the batch has the same mask on any number of ranks.
+/// Whether the first dimension is the batch: then element r of the batch has the same mask on any number of
+/// ranks.
 bool is_batch(const Shape& shape) {
   if (shape.empty()) return false;
   const std::set<std::string> symbols = shape[0].symbols();

@@ -14,7 +14,8 @@ Expr in_type(const Compose& c, Expr scalar) { return cast(scalar, c.type(0).dtyp
 void check_state(const Inference& i, std::size_t from) {
   constexpr std::string_view kWhat = "must have the parameter's type";
   i.require(i.x(1) == i.x(0), "the gradient ", kWhat);
-  for (std::size_t k = from; k < i.count(); ++k) i.require(!i.has(k) || i.x(k) == i.x(0), "optimizer state ", kWhat);
+  for (std::size_t k = from; k < i.count(); ++k)
+    i.require(!i.has(k) || i.x(k) == i.x(0), "optimizer state ", kWhat);
 }
 
 void require_columns(const Inference& i, std::int64_t count) {
@@ -55,7 +56,8 @@ void adam_infer(Inference& i) {
 Expr bias_correction(Expr beta, Expr step) { return 1 - call("Pow", {beta, step}); }
 
 void adam_decompose(Compose& c) {
-  const Expr lr = hyper(c, 0), step = hyper(c, 1), beta1 = hyper(c, 2), beta2 = hyper(c, 3), decay = hyper(c, 5);
+  const Expr lr = hyper(c, 0), step = hyper(c, 1), beta1 = hyper(c, 2), beta2 = hyper(c, 3),
+             decay = hyper(c, 5);
   Expr p = c.x(0), g = c.x(1);
   if (c.flag("decoupled"))
     p = p * in_type(c, 1 - lr * decay);

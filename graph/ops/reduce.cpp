@@ -16,7 +16,8 @@ Shape reduced_shape(Shape x, const Ints& axes, bool keepdims) {
 
 void reduce_infer(Inference& i) {
   const Ints axes = i.integers("axes");
-  i.require(sorted_axes(axes, i.rank(0)) == axes, "axes ", shape_str(axes), " must be sorted and not negative");
+  i.require(sorted_axes(axes, i.rank(0)) == axes, "axes ", shape_str(axes),
+            " must be sorted and not negative");
   i.require(!axes.empty() || i.rank(0) == 0, "axes must not be empty");
   i.y({i.x(0).dtype, reduced_shape(i.shape(0), axes, i.flag("keepdims"))});
 }
@@ -47,7 +48,8 @@ void product_decompose(Compose& c) {
   const Ints axes = c.integers("axes");
   Expr y = c.x(0);
   for (const std::int64_t axis : axes) {
-    const std::int64_t size = constants({y.shape()[static_cast<std::size_t>(axis)]}, "ReduceProd: size").front();
+    const std::int64_t size =
+        constants({y.shape()[static_cast<std::size_t>(axis)]}, "ReduceProd: size").front();
     if (size == 0) throw Error("ReduceProd over an empty axis is not supported");
     Expr product = slice(y, axis, 0, 1);
     for (std::int64_t k = 1; k < size; ++k) product = product * slice(y, axis, k, k + 1);
@@ -79,7 +81,8 @@ void sum_to_decompose(Compose& c) {
   const std::size_t added = x.size() - to.size();
   Ints axes;
   for (std::size_t k = 0; k < x.size(); ++k)
-    if (k < added || (to[k - added] == Dim(1) && x[k] != Dim(1))) axes.push_back(static_cast<std::int64_t>(k));
+    if (k < added || (to[k - added] == Dim(1) && x[k] != Dim(1)))
+      axes.push_back(static_cast<std::int64_t>(k));
   c.y(reshape(axes.empty() ? c.x(0) : reduce_sum(c.x(0), axes, true), to));
 }
 
@@ -90,7 +93,8 @@ void argmax_infer(Inference& i) {
 }
 
 void sum_squares_infer(Inference& i) {
-  for (std::size_t k = 0; k < i.count(); ++k) i.require(i.x(k).dtype == i.x(0).dtype, "the element types differ");
+  for (std::size_t k = 0; k < i.count(); ++k)
+    i.require(i.x(k).dtype == i.x(0).dtype, "the element types differ");
   i.y({i.x(0).dtype, {}});
 }
 

@@ -73,7 +73,8 @@ std::optional<Dims> fold_elements(const Inference& i, const FoldElement& f) {
   for (std::int64_t e = 0; e < count; ++e) {
     Dims operands;
     for (std::size_t k = 0; k < i.count(); ++k)
-      operands.push_back(contents[k].at(static_cast<std::size_t>(source_offset(e, to, static_shape(i.shape(k))))));
+      operands.push_back(
+          contents[k].at(static_cast<std::size_t>(source_offset(e, to, static_shape(i.shape(k))))));
     const std::optional<Dim> value = f(operands);
     if (!value) return std::nullopt;
     result.push_back(*value);
@@ -94,8 +95,9 @@ Shape kept(Shape shape, const Ints& axes) {
 }
 
 Expr slice(Expr x, std::int64_t axis, const Dim& start, const Dim& end) {
-  return call("Slice", {x},
-              {{"axes", Ints{axis}}, {"starts", make_attr({start})}, {"ends", make_attr({end})}, {"steps", Ints{1}}});
+  return call(
+      "Slice", {x},
+      {{"axes", Ints{axis}}, {"starts", make_attr({start})}, {"ends", make_attr({end})}, {"steps", Ints{1}}});
 }
 
 std::optional<double> known_number(const OnnxNode& n, std::size_t i) {

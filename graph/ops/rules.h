@@ -15,7 +15,8 @@ inline constexpr std::int64_t kNoIgnoredLabel = std::numeric_limits<std::int64_t
 /// Most elements whose contents are followed symbolically.
 inline constexpr std::int64_t kMostFolded = 64;
 
-/// Whether the two are known to be different sizes. Undecidable pairs are compared again when symbols are bound.
+/// Whether the two are known to be different sizes. Undecidable pairs are compared again when symbols are
+/// bound.
 bool differ(const Dim& a, const Dim& b);
 bool differ(const Shape& a, const Shape& b);
 /// Axes made non-negative, sorted, without repetition; throws Error when out of range or repeated.
@@ -25,8 +26,8 @@ Ints all_axes(std::size_t rank);
 /// The numbers of `dims`; throws Error naming `what` unless all are constant.
 Ints constants(const Dims& dims, std::string_view what);
 
-/// fold_dims of an elementwise op over broadcasting integer inputs: `f` of one element of each input, or nothing where
-/// the result is not known.
+/// fold_dims of an elementwise op over broadcasting integer inputs: `f` of one element of each input, or
+/// nothing where the result is not known.
 using FoldElement = std::function<std::optional<Dim>(std::span<const Dim>)>;
 std::optional<Dims> fold_elements(const Inference& i, const FoldElement& f);
 /// fold_dims of ops that keep the elements and their order.

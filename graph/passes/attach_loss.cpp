@@ -1,5 +1,5 @@
-// attach_loss: a loss is a sum over elements and a count of them; the mean's denominator is a state scalar, so that one
-// graph serves any number of ranks and micro-batches.
+// attach_loss: a loss is a sum over elements and a count of them; the mean's denominator is a state scalar,
+// so that one graph serves any number of ranks and micro-batches.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -17,7 +17,7 @@ namespace {
 struct LossContext {
   Graph& graph;
   Builder& builder;
-  Expr y;                     // the model's output
+  Expr y;  // the model's output
   const OptionReader& options;
   TensorType target_type;
   std::string target_name;
@@ -51,7 +51,8 @@ void mse(LossContext& c) {
   c.static_count = numel(c.y.shape());
 }
 
-/// The class axis is the one whose removal turns the output's shape into the target's: axis 1 first, then the last.
+/// The class axis is the one whose removal turns the output's shape into the target's: axis 1 first, then the
+/// last.
 std::int64_t class_axis(LossContext& c) {
   const auto fits = [&](std::int64_t axis) {
     Shape rest = c.y.shape();
@@ -62,12 +63,14 @@ std::int64_t class_axis(LossContext& c) {
   if (rank < 1) c.mismatch("cross_entropy needs an output with a class axis");
   if (c.options.has("axis")) {
     const std::int64_t axis = normal_axis(c.options.integer("axis", 1), c.y.rank());
-    if (!fits(axis)) c.mismatch("cross_entropy: without axis ", axis, " the output does not have the target's shape");
+    if (!fits(axis))
+      c.mismatch("cross_entropy: without axis ", axis, " the output does not have the target's shape");
     return axis;
   }
   const bool second = rank > 1 && fits(1);
   const bool last = fits(rank - 1);
-  if (second && last && rank > 2) c.notes.emplace_back("cross_entropy: axis 1 and the last axis both fit; axis 1 is the class axis");
+  if (second && last && rank > 2)
+    c.notes.emplace_back("cross_entropy: axis 1 and the last axis both fit; axis 1 is the class axis");
   if (second) return 1;
   if (last) return rank - 1;
   c.mismatch("cross_entropy needs class-index targets: the output's shape without its class axis");
@@ -95,24 +98,28 @@ void cross_entropy(LossContext& c) {
   Attrs attrs = {{"axis", axis}};
   if (c.options.has("ignore_index")) {
     attrs["ignore_index"] = c.options.integer("ignore_index", -100);
-    c.count = c.builder.call("CountTargets", {target},
-                             {{"ignore_index", attrs["ignore_index"]}, {"to", std::string(dtype_name(c.y.dtype()))}},
-                             c.graph.unique_name("loss.count"));
+    c.count = c.builder.call(
+        "CountTargets", {target},
+        {{"ignore_index", attrs["ignore_index"]}, {"to", std::string(dtype_name(c.y.dtype()))}},
+        c.graph.unique_name("loss.count"));
   }
   c.sum = c.builder.call("CrossEntropyLoss", {c.y, target}, attrs, c.graph.unique_name("loss.sum"));
   c.static_count = numel(c.target_type.shape);
   c.builder.set_hint("correct.t");
-  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}}, c.graph.unique_name("classes"));
+  const Expr classes = c.builder.call("ArgMax", {c.y}, {{"axis", axis}, {"keepdims", std::int64_t{0}}},
+                                      c.graph.unique_name("classes"));
   const Expr equal = call("Equal", {classes, cast(target, DType::i64)});
-  c.correct = c.builder.call("ReduceSum", {cast(equal, c.y.dtype())}, {{"axes", axes_of(equal)}, {"keepdims", std::int64_t{0}}},
+  c.correct = c.builder.call("ReduceSum", {cast(equal, c.y.dtype())},
+                             {{"axes", axes_of(equal)}, {"keepdims", std::int64_t{0}}},
                              c.graph.unique_name("correct"));
 }
 
-/// The graph's own scalar: weighted by the batch size, so that means over the batch and batch-free terms come out exact
-/// over any ranks and micro-batches.
+/// The graph's own scalar: weighted by the batch size, so that means over the batch and batch-free terms come
+/// out exact over any ranks and micro-batches.
 void graph_loss(LossContext& c) {
   if (!(numel(c.y.shape()) == Dim(1)))
-    throw Error("--loss graph needs an output with one element").at(cat("output ", c.graph.value(c.y.id()).name, ": ", c.y.type().str()));
+    throw Error("--loss graph needs an output with one element")
+        .at(cat("output ", c.graph.value(c.y.id()).name, ": ", c.y.type().str()));
   if (c.graph.inputs.empty()) throw Error("--loss graph: the model has no input");
   Dim batch(1);
   for (ValueId input : c.graph.inputs) {
@@ -128,8 +135,11 @@ void graph_loss(LossContext& c) {
 const std::vector<LossDef>& losses() {
   static const std::vector<LossDef> table = {
       {"mse", "mean squared error over all elements", {}, true, mse},
-      {"cross_entropy", "softmax and negative log-likelihood, class-index targets: axis, ignore_index",
-       {"axis", "ignore_index"}, true, cross_entropy},
+      {"cross_entropy",
+       "softmax and negative log-likelihood, class-index targets: axis, ignore_index",
+       {"axis", "ignore_index"},
+       true,
+       cross_entropy},
       {"graph", "the model's own output is the loss (one element)", {}, false, graph_loss},
   };
   return table;
@@ -143,7 +153,8 @@ const LossDef& find_loss(const std::string& name) {
     names.push_back(def.name);
     list += (list.empty() ? "" : ", ") + def.name;
   }
-  throw usage_error(cat("there is no loss '", name, "'", did_you_mean(name, names))).hint(cat("losses: ", list));
+  throw usage_error(cat("there is no loss '", name, "'", did_you_mean(name, names)))
+      .hint(cat("losses: ", list));
 }
 
 ValueId find_input(const Graph& graph, const std::string& name) {
@@ -156,14 +167,16 @@ ValueId find_input(const Graph& graph, const std::string& name) {
   const ValueId id = graph.find(name);
   if (id) return id;
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < graph.value_count(); ++i) names.push_back(graph.value(ValueId{static_cast<int>(i)}).name);
+  for (std::size_t i = 0; i < graph.value_count(); ++i)
+    names.push_back(graph.value(ValueId{static_cast<int>(i)}).name);
   throw Error(cat("--loss-input: the model has no tensor '", name, "'", did_you_mean(name, names)));
 }
 
 }  // namespace
 
-LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& option_map, const std::string& input,
-                     const std::string& target_name, const TensorType& target_type, bool keep_outputs) {
+LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& option_map,
+                     const std::string& input, const std::string& target_name, const TensorType& target_type,
+                     bool keep_outputs) {
   const LossDef& def = find_loss(loss);
   const OptionReader options(cat("--loss ", loss), option_map);
   options.only(def.options);
@@ -172,11 +185,13 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
   const ValueId y = find_input(graph, input);
   info.input = graph.value(y).name;
   if (!is_float(graph.value(y).type.dtype))
-    throw Error(cat("the loss reads '", info.input, "', which is ", graph.value(y).type.str(), ", not a float tensor"))
+    throw Error(cat("the loss reads '", info.input, "', which is ", graph.value(y).type.str(),
+                    ", not a float tensor"))
         .hint("choose another tensor with --loss-input");
   Builder builder(graph);
   builder.set_hint("loss.t");
-  LossContext context{graph, builder, Expr(builder, y), options, target_type, target_name, info.notes, {}, {}, {}, {}, {}};
+  LossContext context{
+      graph, builder, Expr(builder, y), options, target_type, target_name, info.notes, {}, {}, {}, {}, {}};
   def.build(context);
   if (context.target) info.target = graph.value(context.target.id()).name;
   info.static_count = !context.count;
@@ -184,7 +199,8 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
   if (!keep_outputs) graph.outputs.clear();
   claim_name(graph, "loss.denominator");
   const ValueId denominator = graph.add_param("loss.denominator", {context.sum.dtype(), {}}, Kind::state);
-  const Expr mean = builder.call("Div", {context.sum, builder.expr(denominator)}, {}, graph.unique_name("loss"));
+  const Expr mean =
+      builder.call("Div", {context.sum, builder.expr(denominator)}, {}, graph.unique_name("loss"));
   graph.outputs.push_back({"loss", mean.id()});
   graph.outputs.push_back({"loss.sum", context.sum.id()});
   if (context.count) graph.outputs.push_back({"loss.count", context.count.id()});
@@ -192,8 +208,8 @@ LossInfo attach_loss(Graph& graph, const std::string& loss, const OptionMap& opt
   return info;
 }
 
-std::string default_loss(const Graph& graph, const std::string& input, const TensorType& target, bool target_is_binary,
-                         bool target_is_one_hot, std::vector<std::string>* notes) {
+std::string default_loss(const Graph& graph, const std::string& input, const TensorType& target,
+                         bool target_is_binary, bool target_is_one_hot, std::vector<std::string>* notes) {
   const Value& value = graph.value(find_input(graph, input));
   const Shape& shape = value.type.shape;
   const auto later = [](const std::string& name) {
@@ -202,9 +218,8 @@ std::string default_loss(const Graph& graph, const std::string& input, const Ten
   };
   const bool no_target = target.shape.empty() && target_is_binary == false && target.dtype == DType::boolean;
   if (no_target && numel(shape) == Dim(1)) return "graph";
-  const bool has_classes = std::any_of(shape.begin() + (shape.empty() ? 0 : 1), shape.end(), [](const Dim& d) {
-    return !d.is_constant() || d.value() >= 2;
-  });
+  const bool has_classes = std::any_of(shape.begin() + (shape.empty() ? 0 : 1), shape.end(),
+                                       [](const Dim& d) { return !d.is_constant() || d.value() >= 2; });
   if (is_integer(target.dtype) && has_classes) return "cross_entropy";
   const bool one_value = shape.size() <= 1 || (shape.size() == 2 && shape.back() == Dim(1));
   if (one_value && target_is_binary) {
@@ -212,7 +227,8 @@ std::string default_loss(const Graph& graph, const std::string& input, const Ten
     throw later(sigmoid ? "bce" : "bce_with_logits");
   }
   if (target_is_one_hot && notes != nullptr)
-    notes->emplace_back("the targets look one-hot: class indices with --loss cross_entropy usually train better than mse");
+    notes->emplace_back(
+        "the targets look one-hot: class indices with --loss cross_entropy usually train better than mse");
   return "mse";
 }
 

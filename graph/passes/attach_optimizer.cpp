@@ -1,5 +1,5 @@
-// attach_optimizer: one update op per parameter, state tensors, the hyper-parameter table. Numbers live in the table, not in
-// the graph: groups and schedules change no plan.
+// attach_optimizer: one update op per parameter, state tensors, the hyper-parameter table. Numbers live in
+// the table, not in the graph: groups and schedules change no plan.
 #include <functional>
 
 #include "graph/builder.h"
@@ -52,18 +52,41 @@ std::vector<std::string> adam_states(const OptionReader& o) {
 const std::vector<OptimizerDef>& optimizers() {
   static const auto no_switches = [](const OptionReader&, Attrs&) {};
   static const std::vector<OptimizerDef> table = {
-      {"sgd", "stochastic gradient descent: momentum, dampening, nesterov, weight_decay", 1e-3,
-       {{"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}}, {"nesterov"}, check_sgd, "SgdUpdate", {},
+      {"sgd",
+       "stochastic gradient descent: momentum, dampening, nesterov, weight_decay",
+       1e-3,
+       {{"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}},
+       {"nesterov"},
+       check_sgd,
+       "SgdUpdate",
+       {},
        [](const OptionReader& o) {
-         return o.number("momentum", 0) != 0 ? std::vector<std::string>{"velocity"} : std::vector<std::string>{};
+         return o.number("momentum", 0) != 0 ? std::vector<std::string>{"velocity"}
+                                             : std::vector<std::string>{};
        },
-       [](const OptionReader& o, Attrs& attrs) { attrs["nesterov"] = std::int64_t{o.flag("nesterov", false) ? 1 : 0}; }},
-      {"adam", "Adam (Kingma, Ba 2015); weight_decay is L2", 1e-3,
-       {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}}, {"amsgrad"}, check_adam, "AdamUpdate",
-       {}, adam_states, no_switches},
-      {"adamw", "AdamW (Loshchilov, Hutter 2019): decoupled weight decay", 1e-3,
-       {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.01}}, {"amsgrad"}, check_adam, "AdamUpdate",
-       {{"decoupled", std::int64_t{1}}}, adam_states, no_switches},
+       [](const OptionReader& o, Attrs& attrs) {
+         attrs["nesterov"] = std::int64_t{o.flag("nesterov", false) ? 1 : 0};
+       }},
+      {"adam",
+       "Adam (Kingma, Ba 2015); weight_decay is L2",
+       1e-3,
+       {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0}},
+       {"amsgrad"},
+       check_adam,
+       "AdamUpdate",
+       {},
+       adam_states,
+       no_switches},
+      {"adamw",
+       "AdamW (Loshchilov, Hutter 2019): decoupled weight decay",
+       1e-3,
+       {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.01}},
+       {"amsgrad"},
+       check_adam,
+       "AdamUpdate",
+       {{"decoupled", std::int64_t{1}}},
+       adam_states,
+       no_switches},
   };
   return table;
 }

@@ -1,5 +1,5 @@
-// autodiff: reverse-mode differentiation as a graph rewrite. Rules know nothing of accumulation, broadcasting or who
-// needs a gradient; all of that is here.
+// autodiff: reverse-mode differentiation as a graph rewrite. Rules know nothing of accumulation, broadcasting
+// or who needs a gradient; all of that is here.
 #include <algorithm>
 #include <set>
 #include <unordered_map>
@@ -36,7 +36,8 @@ class Autodiff {
 
  private:
   bool depends(ValueId id) const {
-    return id && static_cast<std::size_t>(id.index) < depends_.size() && depends_[static_cast<std::size_t>(id.index)];
+    return id && static_cast<std::size_t>(id.index) < depends_.size() &&
+           depends_[static_cast<std::size_t>(id.index)];
   }
 
   /// Which values depend on a parameter through floats: gradients of others are dead before they are made.
@@ -46,9 +47,11 @@ class Autodiff {
       if (graph_.value(id).kind == Kind::param) depends_[static_cast<std::size_t>(id.index)] = true;
     for (NodeId id : forward) {
       const Node& node = graph_.node(id);
-      if (!std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId in) { return depends(in); })) continue;
+      if (!std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId in) { return depends(in); }))
+        continue;
       for (ValueId output : node.outputs)
-        if (is_float(graph_.value(output).type.dtype)) depends_[static_cast<std::size_t>(output.index)] = true;
+        if (is_float(graph_.value(output).type.dtype))
+          depends_[static_cast<std::size_t>(output.index)] = true;
     }
   }
 
@@ -92,7 +95,8 @@ class Autodiff {
       graph_.rename(value.id(), graph_.unique_name(graph_.value(input).name + std::string(kGradSuffix)));
   }
 
-  /// The accumulated gradient of a value: pieces are assembled once, then everything is added in order of arrival.
+  /// The accumulated gradient of a value: pieces are assembled once, then everything is added in order of
+  /// arrival.
   ValueId total(ValueId id) {
     Contributions& pending = pending_.at(id);
     const std::string name = graph_.value(id).name;
@@ -103,7 +107,8 @@ class Autodiff {
     while (pending.whole.size() > 1) {
       const bool last = pending.whole.size() == 2;
       const std::string role = cat(name, kGradSuffix, last ? ".sum" : ".part");
-      pending.whole[1] = builder_.emit("Add", {pending.whole[0], pending.whole[1]}, {}, {graph_.unique_name(role)})[0];
+      pending.whole[1] =
+          builder_.emit("Add", {pending.whole[0], pending.whole[1]}, {}, {graph_.unique_name(role)})[0];
       pending.whole.erase(pending.whole.begin());
     }
     return pending.whole[0];
@@ -128,7 +133,8 @@ class Autodiff {
       inputs.push_back(piece.value.id());
     }
     return builder_.emit("SumPieces", inputs,
-                         {{"shape", make_attr(shape)}, {"starts", make_attr(starts)}, {"steps", steps}}, {name})[0];
+                         {{"shape", make_attr(shape)}, {"starts", make_attr(starts)}, {"steps", steps}},
+                         {name})[0];
   }
 
   void block(NodeId id) {
@@ -140,12 +146,13 @@ class Autodiff {
       if (!depends(value) || !seen.insert(value).second) continue;
       if (graph_.value(value).kind == Kind::param) blocked_.emplace(value, id);
       const NodeId producer = graph_.value(value).producer;
-      if (producer) open.insert(open.end(), graph_.node(producer).inputs.begin(), graph_.node(producer).inputs.end());
+      if (producer)
+        open.insert(open.end(), graph_.node(producer).inputs.begin(), graph_.node(producer).inputs.end());
     }
   }
 
-  /// A parameter that is reachable only through an op without a gradient is an error; with another path it is trained
-  /// by that one alone, which would be silently wrong, so it is an error as well.
+  /// A parameter that is reachable only through an op without a gradient is an error; with another path it is
+  /// trained by that one alone, which would be silently wrong, so it is an error as well.
   void report_blocked() const {
     if (blocked_.empty()) return;
     const NodeId op = blocked_.begin()->second;
@@ -154,10 +161,12 @@ class Autodiff {
     for (const auto& [param, node] : blocked_)
       if (++count <= 3) names += cat(names.empty() ? "" : ", ", graph_.value(param).name);
     if (count > 3) names += cat(" and ", count - 3, " more");
-    throw Error(cat("op ", graph_.node(op).op->name, " has no gradient, and parameters are reached through it: ", names))
+    throw Error(cat("op ", graph_.node(op).op->name,
+                    " has no gradient, and parameters are reached through it: ", names))
         .at(dump_node(graph_, op))
         .in(graph_.node(op).origin)
-        .hint("freeze these parameters with --freeze REGEX, or put the loss before this op with --loss-input");
+        .hint(
+            "freeze these parameters with --freeze REGEX, or put the loss before this op with --loss-input");
   }
 
   void finish() {

@@ -7,7 +7,8 @@
 namespace onnxddp {
 namespace {
 
-/// A whole-number value whose contents are known becomes a constant: shape arithmetic disappears from the graph.
+/// A whole-number value whose contents are known becomes a constant: shape arithmetic disappears from the
+/// graph.
 void materialise_known_contents(Graph& graph) {
   std::vector<std::pair<ValueId, ValueId>> replaced;
   for (NodeId id : graph.order) {

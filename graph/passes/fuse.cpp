@@ -1,5 +1,5 @@
-// fuse: peephole fusions, each equal to its composition. None so far: the CPU reaches its targets without, and every
-// fusion must first show a measured gain.
+// fuse: peephole fusions, each equal to its composition. None so far: the CPU reaches its targets without,
+// and every fusion must first show a measured gain.
 #include "graph/passes/passes.h"
 
 namespace onnxddp {

@@ -51,7 +51,8 @@ std::string OptionReader::text(const std::string& key, std::string otherwise) co
 }
 
 void OptionReader::require(bool ok, const std::string& key, const std::string& rule) const {
-  if (!ok) throw usage_error(cat(what_, ": ", key, " must be ", rule, has(key) ? cat(", not ", value(key)) : ""));
+  if (!ok)
+    throw usage_error(cat(what_, ": ", key, " must be ", rule, has(key) ? cat(", not ", value(key)) : ""));
 }
 
 }  // namespace onnxddp

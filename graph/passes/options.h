@@ -1,4 +1,5 @@
-// Reading `NAME:key=value,…` options of losses, optimizers, schedules: unknown keys and bad values are usage errors.
+// Reading `NAME:key=value,…` options of losses, optimizers, schedules: unknown keys and bad values are usage
+// errors.
 #pragma once
 
 #include <string>

@@ -25,17 +25,25 @@ struct ScheduleDef {
 const std::vector<ScheduleDef>& schedules() {
   constexpr double kPi = 3.141592653589793;
   static const std::vector<ScheduleDef> table = {
-      {"constant", "the same learning rate throughout", {}, [](const OptionReader&) {},
+      {"constant",
+       "the same learning rate throughout",
+       {},
+       [](const OptionReader&) {},
        [](const OptionReader&, const Position& p) { return p.lr; }},
-      {"step", "StepLR: times gamma (0.1) every step_size", {"step_size", "gamma"},
+      {"step",
+       "StepLR: times gamma (0.1) every step_size",
+       {"step_size", "gamma"},
        [](const OptionReader& o) {
-         o.require(o.has("step_size") && o.integer("step_size", 0) > 0, "step_size", "given and positive (optimizer steps; epochs with unit=epoch)");
+         o.require(o.has("step_size") && o.integer("step_size", 0) > 0, "step_size",
+                   "given and positive (optimizer steps; epochs with unit=epoch)");
          o.number("gamma", 0.1);
        },
        [](const OptionReader& o, const Position& p) {
          return p.lr * std::pow(o.number("gamma", 0.1), static_cast<double>(p.k / o.integer("step_size", 1)));
        }},
-      {"cosine", "CosineAnnealingLR: to eta_min (0) over t_max (default: the rest of the run)", {"t_max", "eta_min"},
+      {"cosine",
+       "CosineAnnealingLR: to eta_min (0) over t_max (default: the rest of the run)",
+       {"t_max", "eta_min"},
        [](const OptionReader& o) {
          o.require(!o.has("t_max") || o.integer("t_max", 1) > 0, "t_max", "positive");
          o.number("eta_min", 0);

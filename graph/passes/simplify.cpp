@@ -1,4 +1,5 @@
-// simplify: dead nodes, constants, identities, equal nodes. One walk; never moves or merges collectives or random ops.
+// simplify: dead nodes, constants, identities, equal nodes. One walk; never moves or merges collectives or
+// random ops.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -101,7 +102,8 @@ class Simplifier {
   void merge_reshapes(Node& node) {
     if (node.op->name != "Reshape") return;
     const NodeId producer = graph_.value(node.inputs[0]).producer;
-    if (producer && graph_.node(producer).op->name == "Reshape") node.inputs[0] = graph_.node(producer).inputs[0];
+    if (producer && graph_.node(producer).op->name == "Reshape")
+      node.inputs[0] = graph_.node(producer).inputs[0];
   }
 
   bool fold(NodeId id) {
@@ -115,7 +117,8 @@ class Simplifier {
     std::vector<HostTensor> results = evaluate_(graph_, id);
     const std::vector<ValueId> outputs = node.outputs;
     for (std::size_t i = 0; i < outputs.size(); ++i)
-      replaced_[outputs[i]] = graph_.add_constant(graph_.value(outputs[i]).name + ".value", std::move(results[i]));
+      replaced_[outputs[i]] =
+          graph_.add_constant(graph_.value(outputs[i]).name + ".value", std::move(results[i]));
     return true;
   }
 

@@ -57,24 +57,15 @@ struct Range {
 /// Values of an integer or bool type that a 64-bit integer can hold.
 Range range_of(DType dtype) {
   switch (dtype) {
-    case DType::boolean:
-      return {0, 1};
-    case DType::i8:
-      return {-128, 127};
-    case DType::i16:
-      return {-32768, 32767};
-    case DType::i32:
-      return {-2147483648LL, 2147483647};
-    case DType::u8:
-      return {0, 255};
-    case DType::u16:
-      return {0, 65535};
-    case DType::u32:
-      return {0, 4294967295LL};
-    case DType::u64:
-      return {0, std::numeric_limits<std::int64_t>::max()};
-    default:
-      return {};
+    case DType::boolean: return {0, 1};
+    case DType::i8: return {-128, 127};
+    case DType::i16: return {-32768, 32767};
+    case DType::i32: return {-2147483648LL, 2147483647};
+    case DType::u8: return {0, 255};
+    case DType::u16: return {0, 65535};
+    case DType::u32: return {0, 4294967295LL};
+    case DType::u64: return {0, std::numeric_limits<std::int64_t>::max()};
+    default: return {};
   }
 }
 
@@ -114,16 +105,11 @@ HostTensor to_float(const HostTensor& from) {
 HostTensor fast_cast(const HostTensor& from, DType to) {
   if (to == DType::f32) {
     switch (from.dtype()) {
-      case DType::u8:
-        return to_float<std::uint8_t>(from);
-      case DType::i32:
-        return to_float<std::int32_t>(from);
-      case DType::i64:
-        return to_float<std::int64_t>(from);
-      case DType::f64:
-        return to_float<double>(from);
-      default:
-        break;
+      case DType::u8: return to_float<std::uint8_t>(from);
+      case DType::i32: return to_float<std::int32_t>(from);
+      case DType::i64: return to_float<std::int64_t>(from);
+      case DType::f64: return to_float<double>(from);
+      default: break;
     }
   }
   return from.cast(to);

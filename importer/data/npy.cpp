@@ -196,18 +196,10 @@ Bytes row_major(const NpyHeader& header, const Bytes& elements, const std::strin
   const auto target = allocate_bytes(elements.size, place);
   elements.read(0, source.get(), elements.size);
   switch (dtype_size(header.dtype)) {
-    case 1:
-      turn_round<std::uint8_t>(source.get(), target.get(), header.shape);
-      break;
-    case 2:
-      turn_round<std::uint16_t>(source.get(), target.get(), header.shape);
-      break;
-    case 4:
-      turn_round<std::uint32_t>(source.get(), target.get(), header.shape);
-      break;
-    default:
-      turn_round<std::uint64_t>(source.get(), target.get(), header.shape);
-      break;
+    case 1: turn_round<std::uint8_t>(source.get(), target.get(), header.shape); break;
+    case 2: turn_round<std::uint16_t>(source.get(), target.get(), header.shape); break;
+    case 4: turn_round<std::uint32_t>(source.get(), target.get(), header.shape); break;
+    default: turn_round<std::uint64_t>(source.get(), target.get(), header.shape); break;
   }
   return {nullptr, target, 0, elements.size};
 }

@@ -51,14 +51,10 @@ std::int64_t first_special(const std::byte* data, std::int64_t count, Bits mask)
 
 std::int64_t first_special(const HostTensor& t) {
   switch (t.dtype()) {
-    case DType::f32:
-      return first_special<std::uint32_t>(t.raw(), t.numel(), 0x7f800000U);
-    case DType::f64:
-      return first_special<std::uint64_t>(t.raw(), t.numel(), 0x7ff0000000000000ULL);
-    case DType::f16:
-      return first_special<std::uint16_t>(t.raw(), t.numel(), 0x7c00U);
-    default:
-      return -1;
+    case DType::f32: return first_special<std::uint32_t>(t.raw(), t.numel(), 0x7f800000U);
+    case DType::f64: return first_special<std::uint64_t>(t.raw(), t.numel(), 0x7ff0000000000000ULL);
+    case DType::f16: return first_special<std::uint16_t>(t.raw(), t.numel(), 0x7c00U);
+    default: return -1;
   }
 }
 

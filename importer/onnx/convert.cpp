@@ -9,14 +9,10 @@ namespace onnxddp {
 Attr to_attr(const pb::AttributeProto& attribute, const std::string& domain) {
   using A = pb::AttributeProto;
   switch (attribute.type()) {
-    case A::INT:
-      return attribute.i();
-    case A::FLOAT:
-      return decimal_of(attribute.f());
-    case A::STRING:
-      return attribute.s();
-    case A::INTS:
-      return Ints(attribute.ints().begin(), attribute.ints().end());
+    case A::INT: return attribute.i();
+    case A::FLOAT: return decimal_of(attribute.f());
+    case A::STRING: return attribute.s();
+    case A::INTS: return Ints(attribute.ints().begin(), attribute.ints().end());
     case A::FLOATS: {
       std::vector<double> out;
       for (float f : attribute.floats()) out.push_back(decimal_of(f));
@@ -29,8 +25,7 @@ Attr to_attr(const pb::AttributeProto& attribute, const std::string& domain) {
         return make_attr(dims);
       }
       break;
-    default:
-      break;
+    default: break;
   }
   throw Error(cat("attribute '", attribute.name(), "' has a type that is not supported"));
 }

@@ -36,7 +36,8 @@ class Fd {
 
 std::vector<std::string> components(const std::string& location) {
   if (location.empty()) throw Error("its location is empty");
-  if (std::any_of(location.begin(), location.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }))
+  if (std::any_of(location.begin(), location.end(),
+                  [](char c) { return static_cast<unsigned char>(c) < ' '; }))
     throw Error(cat("its location '", one_line(location, 80), "' holds control characters"));
   if (location[0] == '/') throw Error(cat("its location '", location, "' is an absolute path"));
   if (location.find('\\') != std::string::npos || (location.size() > 1 && location[1] == ':'))

@@ -9,18 +9,12 @@ namespace onnxddp {
 
 std::string_view role_name(Role role) {
   switch (role) {
-    case Role::parameter:
-      return "parameter";
-    case Role::buffer:
-      return "buffer";
-    case Role::frozen:
-      return "frozen";
-    case Role::constant:
-      return "constant";
-    case Role::input:
-      return "input";
-    case Role::output:
-      return "output";
+    case Role::parameter: return "parameter";
+    case Role::buffer: return "buffer";
+    case Role::frozen: return "frozen";
+    case Role::constant: return "constant";
+    case Role::input: return "input";
+    case Role::output: return "output";
   }
   throw InternalError("unknown role");
 }

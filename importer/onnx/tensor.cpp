@@ -71,17 +71,12 @@ std::uint64_t element_count(const T& tensor) {
 /// Elements in the typed fields, for those types of which HostTensor knows the field.
 std::uint64_t typed_count(const T& tensor) {
   switch (tensor.data_type()) {
-    case T::FLOAT:
-      return static_cast<std::uint64_t>(tensor.float_data_size());
-    case T::DOUBLE:
-      return static_cast<std::uint64_t>(tensor.double_data_size());
-    case T::INT64:
-      return static_cast<std::uint64_t>(tensor.int64_data_size());
+    case T::FLOAT: return static_cast<std::uint64_t>(tensor.float_data_size());
+    case T::DOUBLE: return static_cast<std::uint64_t>(tensor.double_data_size());
+    case T::INT64: return static_cast<std::uint64_t>(tensor.int64_data_size());
     case T::UINT32:
-    case T::UINT64:
-      return static_cast<std::uint64_t>(tensor.uint64_data_size());
-    default:
-      return static_cast<std::uint64_t>(tensor.int32_data_size());
+    case T::UINT64: return static_cast<std::uint64_t>(tensor.uint64_data_size());
+    default: return static_cast<std::uint64_t>(tensor.int32_data_size());
   }
 }
 
@@ -93,30 +88,19 @@ void copy_field(HostTensor& out, const Field& field) {
 
 void copy_typed(HostTensor& out, const T& tensor) {
   switch (tensor.data_type()) {
-    case T::FLOAT:
-      return copy_field<float>(out, tensor.float_data());
-    case T::DOUBLE:
-      return copy_field<double>(out, tensor.double_data());
-    case T::INT64:
-      return copy_field<std::int64_t>(out, tensor.int64_data());
-    case T::UINT64:
-      return copy_field<std::uint64_t>(out, tensor.uint64_data());
-    case T::UINT32:
-      return copy_field<std::uint32_t>(out, tensor.uint64_data());
-    case T::INT32:
-      return copy_field<std::int32_t>(out, tensor.int32_data());
-    case T::INT16:
-      return copy_field<std::int16_t>(out, tensor.int32_data());
+    case T::FLOAT: return copy_field<float>(out, tensor.float_data());
+    case T::DOUBLE: return copy_field<double>(out, tensor.double_data());
+    case T::INT64: return copy_field<std::int64_t>(out, tensor.int64_data());
+    case T::UINT64: return copy_field<std::uint64_t>(out, tensor.uint64_data());
+    case T::UINT32: return copy_field<std::uint32_t>(out, tensor.uint64_data());
+    case T::INT32: return copy_field<std::int32_t>(out, tensor.int32_data());
+    case T::INT16: return copy_field<std::int16_t>(out, tensor.int32_data());
     case T::UINT16:
     case T::FLOAT16:
-    case T::BFLOAT16:
-      return copy_field<std::uint16_t>(out, tensor.int32_data());
-    case T::INT8:
-      return copy_field<std::int8_t>(out, tensor.int32_data());
-    case T::UINT8:
-      return copy_field<std::uint8_t>(out, tensor.int32_data());
-    default:
-      break;
+    case T::BFLOAT16: return copy_field<std::uint16_t>(out, tensor.int32_data());
+    case T::INT8: return copy_field<std::int8_t>(out, tensor.int32_data());
+    case T::UINT8: return copy_field<std::uint8_t>(out, tensor.int32_data());
+    default: break;
   }
   auto* to = reinterpret_cast<std::uint8_t*>(out.mutable_raw());
   for (int i = 0; i < tensor.int32_data_size(); ++i) to[i] = tensor.int32_data(i) != 0;

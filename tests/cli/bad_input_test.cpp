@@ -84,8 +84,11 @@ TEST_F(BadInput, NamesOfTheProgramsOwn) {
       y, rng = Dropout("stop.request") })");
   EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1"}, {.folder = here.path()}).code, 0);
   EXPECT_EQ(run({"train", "m.onnx", "--data", toy(), "--epochs", "1", "--nproc-per-node", "2"},
-                {.folder = here.path()}).code, 0);
-  write_model(file("own.onnx"), head + R"(<float[1,1] "loss.denominator" = {1}> { y = MatMul(x, "loss.denominator") })");
+                {.folder = here.path()})
+                .code,
+            0);
+  write_model(file("own.onnx"),
+              head + R"(<float[1,1] "loss.denominator" = {1}> { y = MatMul(x, "loss.denominator") })");
   refuse(file("own.onnx"), toy(), 1, "rename it");
 }
 
@@ -97,20 +100,18 @@ TEST_P(BadModel, IsRefused) {
   if (!made_) GTEST_SKIP() << "needs Python with onnx";
   refuse(file(std::string(GetParam().name) + ".onnx"), toy(), 1, GetParam().text);
 }
-INSTANTIATE_TEST_SUITE_P(All, BadModel,
-                         ::testing::Values(Case{"unknown_op", "Frobnicate"},
-                                           Case{"unknown_domain", "com.example"}, Case{"cycle", ""},
-                                           Case{"undefined_input", "nowhere"},
-                                           Case{"external_missing", "gone.bin"},
-                                           Case{"external_escape", ".."}, Case{"external_absolute", ""},
-                                           Case{"external_link", ""}, Case{"external_short", ""},
-                                           Case{"wrong_bytes", ""}, Case{"huge_dimension", ""},
-                                           Case{"negative_dimension", ""}, Case{"recursive_function", ""},
-                                           Case{"negative_result", "[-7,1]"}, Case{"nan_weight", "'w' holds NaN"},
-                                           Case{"half_weight", "'w' cannot train as f16"},
-                                           Case{"sparse_weight", "sparse"}, Case{"output_twice", "listed twice"},
-                                           Case{"high_bytes", "not an ONNX model, or"}),
-                         [](const auto& value) { return std::string(value.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, BadModel,
+    ::testing::Values(Case{"unknown_op", "Frobnicate"}, Case{"unknown_domain", "com.example"},
+                      Case{"cycle", ""}, Case{"undefined_input", "nowhere"},
+                      Case{"external_missing", "gone.bin"}, Case{"external_escape", ".."},
+                      Case{"external_absolute", ""}, Case{"external_link", ""}, Case{"external_short", ""},
+                      Case{"wrong_bytes", ""}, Case{"huge_dimension", ""}, Case{"negative_dimension", ""},
+                      Case{"recursive_function", ""}, Case{"negative_result", "[-7,1]"},
+                      Case{"nan_weight", "'w' holds NaN"}, Case{"half_weight", "'w' cannot train as f16"},
+                      Case{"sparse_weight", "sparse"}, Case{"output_twice", "listed twice"},
+                      Case{"high_bytes", "not an ONNX model, or"}),
+    [](const auto& value) { return std::string(value.param.name); });
 
 class BadData : public BadInput, public ::testing::WithParamInterface<Case> {};
 TEST_P(BadData, IsRefused) {

@@ -125,7 +125,8 @@ TEST(Commands, CheckAndTrainCountTheSameValues) {
       })");
   write_npz(folder / "m.npz", {{"x", HostTensor(DType::f32, {3, 4})}, {"y", HostTensor(DType::f32, {3, 2})}});
   EXPECT_THAT(run({"check", "m.onnx"}, here).out, HasSubstr("8 of 8 values"));
-  EXPECT_THAT(run({"train", "m.onnx", "--loss", "mse", "--steps", "1"}, here).err, HasSubstr("8 of 8 values"));
+  EXPECT_THAT(run({"train", "m.onnx", "--loss", "mse", "--steps", "1"}, here).err,
+              HasSubstr("8 of 8 values"));
 }
 
 TEST(Commands, TrainsAndEvaluatesTheDigits) {
@@ -181,19 +182,23 @@ TEST(Commands, ExportsAndPredicts) {
 
 TEST(Commands, PredictRefusesOutputsWithoutABatch) {
   Folder folder;
-  write_model(folder / "m.onnx",
-              "<ir_version: 8, opset_import: [\"\" : 17]> g (float[N,1] x) => (float[1,1] y) { y = ReduceMean(x) }");
+  write_model(
+      folder / "m.onnx",
+      "<ir_version: 8, opset_import: [\"\" : 17]> g (float[N,1] x) => (float[1,1] y) { y = ReduceMean(x) }");
   expect_error(run({"predict", "m.onnx", "--data", model_file("toy.npz"), "-o", "y.npz", "--batch-size", "2"},
-                   {.folder = folder.path()}), 1, "no batch dimension");
+                   {.folder = folder.path()}),
+               1, "no batch dimension");
 }
 
 TEST(Commands, AClosedPipeEndsNoTraining) {
   Folder folder;
   const std::string program = ONNXDDP_BINARY_DIR "/onnx-ddp";
-  const std::string train = cat("cd '", folder.path().string(), "' && '", program, "' train '", model_file("toy.onnx"),
-                                "' --out r 2>&1 | true; test -e r/model.onnx");
+  const std::string train = cat("cd '", folder.path().string(), "' && '", program, "' train '",
+                                model_file("toy.onnx"), "' --out r 2>&1 | true; test -e r/model.onnx");
   EXPECT_EQ(std::system(train.c_str()), 0);
-  EXPECT_EQ(std::system(cat("bash -c '\"", program, "\" ops 2>/dev/null | true; exit ${PIPESTATUS[0]}'").c_str()), 0);
+  EXPECT_EQ(
+      std::system(cat("bash -c '\"", program, "\" ops 2>/dev/null | true; exit ${PIPESTATUS[0]}'").c_str()),
+      0);
 }
 
 TEST(Commands, ChecksModels) {

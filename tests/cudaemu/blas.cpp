@@ -14,14 +14,11 @@ namespace {
 cudaDataType scale_type(cublasComputeType_t compute) {
   switch (compute) {
     case CUBLAS_COMPUTE_64F:
-    case CUBLAS_COMPUTE_64F_PEDANTIC:
-      return CUDA_R_64F;
+    case CUBLAS_COMPUTE_64F_PEDANTIC: return CUDA_R_64F;
     case CUBLAS_COMPUTE_32F:
     case CUBLAS_COMPUTE_32F_PEDANTIC:
-    case CUBLAS_COMPUTE_32F_FAST_TF32:
-      return CUDA_R_32F;
-    default:
-      not_emulated("cuBLAS compute type " + std::to_string(compute));
+    case CUBLAS_COMPUTE_32F_FAST_TF32: return CUDA_R_32F;
+    default: not_emulated("cuBLAS compute type " + std::to_string(compute));
   }
 }
 
@@ -76,20 +73,13 @@ cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
 
 const char* cublasGetStatusString(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-      return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED:
-      return "the library was not initialized";
-    case CUBLAS_STATUS_ALLOC_FAILED:
-      return "the resource allocation failed";
-    case CUBLAS_STATUS_INVALID_VALUE:
-      return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED:
-      return "the function failed to launch on the GPU";
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-      return "the functionality requested is not supported";
-    default:
-      return "unknown cublas status";
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "the resource allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the functionality requested is not supported";
+    default: return "unknown cublas status";
   }
 }
 

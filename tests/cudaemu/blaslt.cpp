@@ -101,28 +101,18 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               size_t bytes) {
   Desc& d = of(desc);
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA:
-      return assign(d.trans_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB:
-      return assign(d.trans_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE:
-      return assign(d.epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
-      return assign(d.bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
-      return assign(d.bias_stride, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-      return assign(d.bias_type, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
-      return assign(d.aux, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
-      return assign(d.aux_ld, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
-      return assign(d.aux_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA: return assign(d.trans_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return assign(d.trans_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return assign(d.epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return assign(d.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return assign(d.bias_stride, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return assign(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return assign(d.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return assign(d.aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return assign(d.aux_stride, value, bytes);
     case CUBLASLT_MATMUL_DESC_POINTER_MODE:
       return expect<int32_t>(CUBLASLT_POINTER_MODE_HOST, value, bytes, "cuBLASLt pointer modes");
-    default:
-      not_emulated("cuBLASLt matmul attribute " + std::to_string(attribute));
+    default: not_emulated("cuBLASLt matmul attribute " + std::to_string(attribute));
   }
 }
 
@@ -141,22 +131,15 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 size_t bytes) {
   Layout& l = of(layout);
   switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE:
-      return assign(l.type, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS:
-      return assign(l.rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS:
-      return assign(l.cols, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD:
-      return assign(l.ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-      return assign(l.batch, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-      return assign(l.stride, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return assign(l.type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return assign(l.rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return assign(l.cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return assign(l.ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(l.batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(l.stride, value, bytes);
     case CUBLASLT_MATRIX_LAYOUT_ORDER:
       return expect<int32_t>(CUBLASLT_ORDER_COL, value, bytes, "cuBLASLt orders other than column-major");
-    default:
-      not_emulated("cuBLASLt layout attribute " + std::to_string(attribute));
+    default: not_emulated("cuBLASLt layout attribute " + std::to_string(attribute));
   }
 }
 
@@ -181,10 +164,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
-      return assign(ignored, value, bytes);
-    default:
-      not_emulated("cuBLASLt preference attribute " + std::to_string(attribute));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return assign(ignored, value, bytes);
+    default: not_emulated("cuBLASLt preference attribute " + std::to_string(attribute));
   }
 }
 

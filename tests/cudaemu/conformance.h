@@ -63,9 +63,7 @@ class Stream {
   Stream() {
     EXPECT_TRUE(!has_device() || cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
   }
-  ~Stream() {
-    EXPECT_TRUE(stream_ == nullptr || cudaStreamDestroy(stream_) == cudaSuccess);
-  }
+  ~Stream() { EXPECT_TRUE(stream_ == nullptr || cudaStreamDestroy(stream_) == cudaSuccess); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   operator cudaStream_t() const { return stream_; }  // NOLINT: implicit

@@ -62,17 +62,13 @@ std::shared_ptr<Bag>& bag(cudnnBackendDescriptor_t d) { return static_cast<Descr
 size_t width(cudnnBackendAttributeType_t type) {
   switch (type) {
     case CUDNN_TYPE_INT64:
-    case CUDNN_TYPE_DOUBLE:
-      return 8;
+    case CUDNN_TYPE_DOUBLE: return 8;
     case CUDNN_TYPE_HANDLE:
     case CUDNN_TYPE_VOID_PTR:
-    case CUDNN_TYPE_BACKEND_DESCRIPTOR:
-      return sizeof(void*);
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return sizeof(void*);
     case CUDNN_TYPE_CHAR:
-    case CUDNN_TYPE_BOOLEAN:
-      return 1;
-    default:
-      return 4;  // float, and the enumerations
+    case CUDNN_TYPE_BOOLEAN: return 1;
+    default: return 4;  // float, and the enumerations
   }
 }
 
@@ -128,8 +124,7 @@ bool names_of(int64_t kind, Names& n) {
            CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
            CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC};
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -319,11 +314,8 @@ Answer answer(const Bag& b, int name) {
         add(out, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
       }
       break;
-    case CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE:
-      break;
-    case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
-      add(out, kWorkspace[b.work.engine]);
-      break;
+    case CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE: break;
+    case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE: add(out, kWorkspace[b.work.engine]); break;
     case CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION:
       for (const char c : write_plan(b.work)) out.bytes.push_back(c);
       out.bytes.push_back('\0');
@@ -333,8 +325,7 @@ Answer answer(const Bag& b, int name) {
       if (out.bytes.empty())
         for (const char c : std::string("{\"deviceName\": \"emulated device\"}")) out.bytes.push_back(c);
       break;
-    default:
-      not_emulated("cuDNN attribute " + std::to_string(name));
+    default: not_emulated("cuDNN attribute " + std::to_string(name));
   }
   return out;
 }

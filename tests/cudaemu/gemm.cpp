@@ -39,10 +39,8 @@ bool known_epilogue(cublasLtEpilogue_t e) {
     case CUBLASLT_EPILOGUE_DGELU:
     case CUBLASLT_EPILOGUE_DGELU_BGRAD:
     case CUBLASLT_EPILOGUE_BGRADA:
-    case CUBLASLT_EPILOGUE_BGRADB:
-      return true;
-    default:
-      return false;
+    case CUBLASLT_EPILOGUE_BGRADB: return true;
+    default: return false;
   }
 }
 
@@ -157,44 +155,29 @@ bool valid(const Gemm& g) {
 
 size_t element_bytes(cudaDataType type) {
   switch (type) {
-    case CUDA_R_64F:
-      return 8;
-    case CUDA_R_32F:
-      return 4;
+    case CUDA_R_64F: return 8;
+    case CUDA_R_32F: return 4;
     case CUDA_R_16F:
-    case CUDA_R_16BF:
-      return 2;
-    default:
-      not_emulated("matrices of data type " + std::to_string(type));
+    case CUDA_R_16BF: return 2;
+    default: not_emulated("matrices of data type " + std::to_string(type));
   }
 }
 
 double load_element(const void* p, cudaDataType type, int64_t i) {
   switch (type) {
-    case CUDA_R_64F:
-      return static_cast<const double*>(p)[i];
-    case CUDA_R_32F:
-      return static_cast<double>(static_cast<const float*>(p)[i]);
-    case CUDA_R_16F:
-      return static_cast<double>(__half2float(static_cast<const __half*>(p)[i]));
-    default:
-      return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]));
+    case CUDA_R_64F: return static_cast<const double*>(p)[i];
+    case CUDA_R_32F: return static_cast<double>(static_cast<const float*>(p)[i]);
+    case CUDA_R_16F: return static_cast<double>(__half2float(static_cast<const __half*>(p)[i]));
+    default: return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]));
   }
 }
 
 void store_element(void* p, cudaDataType type, int64_t i, double value) {
   switch (type) {
-    case CUDA_R_64F:
-      static_cast<double*>(p)[i] = value;
-      break;
-    case CUDA_R_32F:
-      static_cast<float*>(p)[i] = static_cast<float>(value);
-      break;
-    case CUDA_R_16F:
-      static_cast<__half*>(p)[i] = __float2half(static_cast<float>(value));
-      break;
-    default:
-      static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(static_cast<float>(value));
+    case CUDA_R_64F: static_cast<double*>(p)[i] = value; break;
+    case CUDA_R_32F: static_cast<float*>(p)[i] = static_cast<float>(value); break;
+    case CUDA_R_16F: static_cast<__half*>(p)[i] = __float2half(static_cast<float>(value)); break;
+    default: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16(static_cast<float>(value));
   }
 }
 

@@ -25,16 +25,12 @@ inline constexpr DType kFloats[] = {DType::f32, DType::bf16};
 inline std::size_t width_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64:
-      return 8;
+    case DType::i64: return 8;
     case DType::f32:
-    case DType::i32:
-      return 4;
+    case DType::i32: return 4;
     case DType::bf16:
-    case DType::i16:
-      return 2;
-    default:
-      return 1;
+    case DType::i16: return 2;
+    default: return 1;
   }
 }
 
@@ -42,24 +38,15 @@ inline std::size_t width_of(DType dtype) {
 template <class F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32:
-      return f(float());
-    case DType::f64:
-      return f(double());
-    case DType::bf16:
-      return f(__nv_bfloat16());
-    case DType::i64:
-      return f(std::int64_t());
-    case DType::i32:
-      return f(std::int32_t());
-    case DType::i16:
-      return f(std::int16_t());
-    case DType::i8:
-      return f(std::int8_t());
-    case DType::u8:
-      return f(std::uint8_t());
-    default:
-      return f(bool());
+    case DType::f32: return f(float());
+    case DType::f64: return f(double());
+    case DType::bf16: return f(__nv_bfloat16());
+    case DType::i64: return f(std::int64_t());
+    case DType::i32: return f(std::int32_t());
+    case DType::i16: return f(std::int16_t());
+    case DType::i8: return f(std::int8_t());
+    case DType::u8: return f(std::uint8_t());
+    default: return f(bool());
   }
 }
 template <class T>

@@ -72,12 +72,9 @@ void check_graphs(const Comm& c, const char* what) {
 
 double host_scalar(const void* p, ncclDataType_t type) {
   switch (type) {
-    case ncclFloat64:
-      return *static_cast<const double*>(p);
-    case ncclFloat32:
-      return static_cast<double>(*static_cast<const float*>(p));
-    default:
-      not_emulated(std::string("PreMulSum of ") + name_of(type) + " with a host factor");
+    case ncclFloat64: return *static_cast<const double*>(p);
+    case ncclFloat32: return static_cast<double>(*static_cast<const float*>(p));
+    default: not_emulated(std::string("PreMulSum of ") + name_of(type) + " with a host factor");
   }
 }
 
@@ -93,24 +90,15 @@ ncclResult_t ncclGetVersion(int* version) {
 
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclUnhandledCudaError:
-      return "unhandled cuda error";
-    case ncclSystemError:
-      return "unhandled system error";
-    case ncclInternalError:
-      return "internal error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage";
-    case ncclRemoteError:
-      return "remote process exited or there was a network error";
-    case ncclInProgress:
-      return "NCCL operation in progress";
-    default:
-      return "unknown result code";
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error";
+    case ncclSystemError: return "unhandled system error";
+    case ncclInternalError: return "internal error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "NCCL operation in progress";
+    default: return "unknown result code";
   }
 }
 

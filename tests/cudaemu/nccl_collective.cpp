@@ -41,14 +41,10 @@ T narrow(Acc v) {
 template <class Acc>
 Acc combine(int op, Acc a, Acc b) {
   switch (op) {
-    case ncclProd:
-      return a * b;
-    case ncclMax:
-      return a != a || a > b ? a : b;
-    case ncclMin:
-      return a != a || a < b ? a : b;
-    default:
-      return a + b;
+    case ncclProd: return a * b;
+    case ncclMax: return a != a || a > b ? a : b;
+    case ncclMin: return a != a || a < b ? a : b;
+    default: return a + b;
   }
 }
 
@@ -77,28 +73,17 @@ void reduce_as(const Comm& c, size_t first, size_t count, int op, void* out) {
 
 void reduce(const Comm& c, ncclDataType_t type, size_t first, size_t count, int op, void* out) {
   switch (type) {
-    case ncclInt8:
-      return reduce_as<int8_t, int64_t>(c, first, count, op, out);
-    case ncclUint8:
-      return reduce_as<uint8_t, uint64_t>(c, first, count, op, out);
-    case ncclInt32:
-      return reduce_as<int32_t, int64_t>(c, first, count, op, out);
-    case ncclUint32:
-      return reduce_as<uint32_t, uint64_t>(c, first, count, op, out);
-    case ncclInt64:
-      return reduce_as<int64_t, int64_t>(c, first, count, op, out);
-    case ncclUint64:
-      return reduce_as<uint64_t, uint64_t>(c, first, count, op, out);
-    case ncclFloat16:
-      return reduce_as<__half, float>(c, first, count, op, out);
-    case ncclFloat32:
-      return reduce_as<float, float>(c, first, count, op, out);
-    case ncclFloat64:
-      return reduce_as<double, double>(c, first, count, op, out);
-    case ncclBfloat16:
-      return reduce_as<__nv_bfloat16, float>(c, first, count, op, out);
-    default:
-      not_emulated(std::string("NCCL data type ") + std::to_string(type));
+    case ncclInt8: return reduce_as<int8_t, int64_t>(c, first, count, op, out);
+    case ncclUint8: return reduce_as<uint8_t, uint64_t>(c, first, count, op, out);
+    case ncclInt32: return reduce_as<int32_t, int64_t>(c, first, count, op, out);
+    case ncclUint32: return reduce_as<uint32_t, uint64_t>(c, first, count, op, out);
+    case ncclInt64: return reduce_as<int64_t, int64_t>(c, first, count, op, out);
+    case ncclUint64: return reduce_as<uint64_t, uint64_t>(c, first, count, op, out);
+    case ncclFloat16: return reduce_as<__half, float>(c, first, count, op, out);
+    case ncclFloat32: return reduce_as<float, float>(c, first, count, op, out);
+    case ncclFloat64: return reduce_as<double, double>(c, first, count, op, out);
+    case ncclBfloat16: return reduce_as<__nv_bfloat16, float>(c, first, count, op, out);
+    default: not_emulated(std::string("NCCL data type ") + std::to_string(type));
   }
 }
 
@@ -231,9 +216,7 @@ class Machine {
     {
       const DeviceOpen open(touched_, name_);
       switch (call_.kind) {
-        case Collective::kAllReduce:
-          reduce(c, call_.type, 0, n, call_.op, out + done_ * size);
-          break;
+        case Collective::kAllReduce: reduce(c, call_.type, 0, n, call_.op, out + done_ * size); break;
         case Collective::kReduceScatter:
           reduce(c, call_.type, static_cast<size_t>(c.rank) * n, n, call_.op, out + done_ * size);
           break;
@@ -284,15 +267,12 @@ bool placed_well(const Comm& c, const CollectiveCall& call) {
   const auto *in = static_cast<const char*>(call.in), *out = static_cast<const char*>(call.out);
   const size_t mine = static_cast<size_t>(c.rank) * bytes;
   switch (call.kind) {
-    case Collective::kAllGather:
-      return in == out + mine || in + bytes <= out || out + all <= in;
-    case Collective::kReduceScatter:
-      return out == in + mine || in + all <= out || out + bytes <= in;
+    case Collective::kAllGather: return in == out + mine || in + bytes <= out || out + all <= in;
+    case Collective::kReduceScatter: return out == in + mine || in + all <= out || out + bytes <= in;
     case Collective::kBroadcast:
       if (call.root != c.rank) return true;
       [[fallthrough]];
-    default:
-      return in == out || in + bytes <= out || out + bytes <= in;
+    default: return in == out || in + bytes <= out || out + bytes <= in;
   }
 }
 
@@ -339,21 +319,16 @@ Op make_op(const std::shared_ptr<Comm>& comm, const CollectiveCall& call, bool c
 size_t bytes_of(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
-    case ncclUint8:
-      return 1;
+    case ncclUint8: return 1;
     case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
+    case ncclBfloat16: return 2;
     case ncclInt32:
     case ncclUint32:
-    case ncclFloat32:
-      return 4;
+    case ncclFloat32: return 4;
     case ncclInt64:
     case ncclUint64:
-    case ncclFloat64:
-      return 8;
-    default:
-      not_emulated("NCCL data type " + std::to_string(type));
+    case ncclFloat64: return 8;
+    default: not_emulated("NCCL data type " + std::to_string(type));
   }
 }
 

@@ -71,14 +71,10 @@ bool holds_byte(int file, int rank) {
 
 const char* name_of(Collective kind) {
   switch (kind) {
-    case Collective::kAllReduce:
-      return "ncclAllReduce";
-    case Collective::kBroadcast:
-      return "ncclBroadcast";
-    case Collective::kAllGather:
-      return "ncclAllGather";
-    default:
-      return "ncclReduceScatter";
+    case Collective::kAllReduce: return "ncclAllReduce";
+    case Collective::kBroadcast: return "ncclBroadcast";
+    case Collective::kAllGather: return "ncclAllGather";
+    default: return "ncclReduceScatter";
   }
 }
 

@@ -28,7 +28,8 @@ std::string report(const std::vector<Items>& items) {
   return reports[0];
 }
 
-constexpr const char* kHint = "\n   hint  start every rank with the same model, data, options and program version";
+constexpr const char* kHint =
+    "\n   hint  start every rank with the same model, data, options and program version";
 
 TEST(Agreement, IsSilentWhenAllAgree) {
   const Items items = {{"graph", "a\nb\n"}, {"options", ""}};
@@ -42,26 +43,31 @@ TEST(Agreement, ShowsTheFirstDifferingLine) {
                     {{"graph", "g v1\nx: f32[4]\n"}, {"options", "lr 0.1"}},
                     {{"graph", "g v1\nx: f32[8]\n"}, {"options", "lr 0.2"}}}),
             std::string("the ranks do not agree: rank 2 has another graph than rank 0, first in line 2"
-                        "\n   at    rank 0: x: f32[4]\n   in    rank 2: x: f32[8]") + kHint);
+                        "\n   at    rank 0: x: f32[4]\n   in    rank 2: x: f32[8]") +
+                kHint);
 }
 
 TEST(Agreement, ShowsAMissingEnd) {
   EXPECT_EQ(report({{{"data", "a\nb\n"}}, {{"data", "a\n"}}}),
             std::string("the ranks do not agree: rank 1 has another data than rank 0, first in line 2"
-                        "\n   at    rank 0: b\n   in    rank 1: (nothing)") + kHint);
+                        "\n   at    rank 0: b\n   in    rank 1: (nothing)") +
+                kHint);
   EXPECT_EQ(report({{{"data", ""}}, {{"data", "a"}}}),
             std::string("the ranks do not agree: rank 1 has another data than rank 0, first in line 1"
-                        "\n   at    rank 0: (nothing)\n   in    rank 1: a") + kHint);
+                        "\n   at    rank 0: (nothing)\n   in    rank 1: a") +
+                kHint);
 }
 
 TEST(Agreement, SeesOtherItems) {
   EXPECT_EQ(report({{{"graph", "x"}}, {{"graph", "x"}, {"data", "y"}}}),
             std::string("the ranks do not agree: rank 1 compares other things than rank 0"
-                        "\n   at    rank 0: (nothing)\n   in    rank 1: data") + kHint);
+                        "\n   at    rank 0: (nothing)\n   in    rank 1: data") +
+                kHint);
 }
 
 TEST(Agreement, CutsLongLines) {
-  const std::string text = report({{{"graph", std::string(100'000, 'a')}}, {{"graph", std::string(100'000, 'a') + "b"}}});
+  const std::string text =
+      report({{{"graph", std::string(100'000, 'a')}}, {{"graph", std::string(100'000, 'a') + "b"}}});
   EXPECT_LT(text.size(), 700u);
 }
 

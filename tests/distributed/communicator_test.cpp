@@ -57,14 +57,17 @@ void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; 
 class CommunicatorTest : public testing::TestWithParam<std::tuple<Backend, int>> {
  protected:
   int size() const { return std::get<1>(GetParam()); }
-  void run(const Body& body, milliseconds timeout = milliseconds(20'000)) { std::get<0>(GetParam()).run(size(), body, timeout); }
+  void run(const Body& body, milliseconds timeout = milliseconds(20'000)) {
+    std::get<0>(GetParam()).run(size(), body, timeout);
+  }
 };
 
 // A value whose sum over ranks depends on the order of summation.
 template <class T>
 T value(int rank, std::size_t i) {
   if (std::is_integral_v<T>) return static_cast<T>((rank + 1) * 1000 + static_cast<int>(i));
-  return static_cast<T>(std::sin(static_cast<double>(i + 1)) * std::pow(10.0, (rank * 7 + static_cast<int>(i)) % 9 - 4));
+  return static_cast<T>(std::sin(static_cast<double>(i + 1)) *
+                        std::pow(10.0, (rank * 7 + static_cast<int>(i)) % 9 - 4));
 }
 template <class T>
 std::vector<T> values(int rank, std::size_t count) {
@@ -211,14 +214,16 @@ std::string failure_of(const std::function<void(const Body&)>& run, const Body& 
 
 TEST_P(PeersTest, AFailingRankWakesTheOthers) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string message = failure_of([this](const Body& body) { run(body); }, [](Communicator&) { throw Error("no such row"); });
+  const std::string message =
+      failure_of([this](const Body& body) { run(body); }, [](Communicator&) { throw Error("no such row"); });
   EXPECT_FALSE(message.empty());
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST_P(PeersTest, AMissingRankIsNoticedAtTheDeadline) {
-  const std::string message = failure_of([this](const Body& body) { run(body, milliseconds(500)); },
-                                         [](Communicator&) { std::this_thread::sleep_for(milliseconds(1500)); });
+  const std::string message =
+      failure_of([this](const Body& body) { run(body, milliseconds(500)); },
+                 [](Communicator&) { std::this_thread::sleep_for(milliseconds(1500)); });
   EXPECT_NE(message.find(cat("rank ", size() - 1)), std::string::npos) << message;
 }
 
@@ -244,12 +249,15 @@ TEST_P(PeersTest, AbortWakesACollective) {
   EXPECT_FALSE(message.empty());
 }
 
-const auto kBackends = testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}, Backend{"shm", run_shm});
+const auto kBackends =
+    testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}, Backend{"shm", run_shm});
 std::string case_name(const testing::TestParamInfo<std::tuple<Backend, int>>& test) {
   return cat(std::get<0>(test.param).name, std::get<1>(test.param));
 }
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, testing::Combine(kBackends, testing::Values(1, 2, 3, 5)), case_name);
-INSTANTIATE_TEST_SUITE_P(Backends, PeersTest, testing::Combine(kBackends, testing::Values(2, 3, 5)), case_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, testing::Combine(kBackends, testing::Values(1, 2, 3, 5)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PeersTest, testing::Combine(kBackends, testing::Values(2, 3, 5)),
+                         case_name);
 
 TEST(Communicator, SoloIsTheIdentity) {
   const auto c = make_communicator({});

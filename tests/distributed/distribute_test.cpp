@@ -7,7 +7,9 @@ namespace onnxddp {
 namespace {
 
 std::function<void(Graph&)> two_ranks(bool sync = false) {
-  return [sync](Graph& graph) { distribute(graph, {.ranks = 2, .sync_batch_norm = sync, .extra = {"loss"}, .stop_flag = false}); };
+  return [sync](Graph& graph) {
+    distribute(graph, {.ranks = 2, .sync_batch_norm = sync, .extra = {"loss"}, .stop_flag = false});
+  };
 }
 
 constexpr const char* kLinear = R"(
@@ -72,13 +74,16 @@ TEST(Distribute, SyncBatchNormGathersStatisticsOnceAndReducesTheSums) {
   Graph graph = parse(testing::unindent(kBatchNorm));
   two_ranks(true)(graph);
   const std::string text = dump(graph);
-  EXPECT_LINES(text, {"stats: f32[10] = BatchStats(x)", testing::next_line("stats.all: f32[2,10] = AllGather(stats) {ranks=2}"),
-                      testing::next_line("stats.merged: f32[10] = MergeStats(stats.all)"),
-                      "BatchNormApply(x, scale, bias, stats.merged)", "RunningStats(mean, var, stats.merged)",
-                      "BatchNormGradSums(dy, x, stats.merged)",
-                      testing::next_line("bias.grad.sum: f32[4], scale.grad.sum: f32[4] = AllReduce(bias.grad, scale.grad)"),
-                      "BatchNormGradApply(dy, x, scale, stats.merged, bias.grad.sum, scale.grad.sum)",
-                      "loss.total: f32[] = AllReduce(loss)", "output scale.grad = scale.grad.sum"});
+  EXPECT_LINES(
+      text,
+      {"stats: f32[10] = BatchStats(x)",
+       testing::next_line("stats.all: f32[2,10] = AllGather(stats) {ranks=2}"),
+       testing::next_line("stats.merged: f32[10] = MergeStats(stats.all)"),
+       "BatchNormApply(x, scale, bias, stats.merged)", "RunningStats(mean, var, stats.merged)",
+       "BatchNormGradSums(dy, x, stats.merged)",
+       testing::next_line("bias.grad.sum: f32[4], scale.grad.sum: f32[4] = AllReduce(bias.grad, scale.grad)"),
+       "BatchNormGradApply(dy, x, scale, stats.merged, bias.grad.sum, scale.grad.sum)",
+       "loss.total: f32[] = AllReduce(loss)", "output scale.grad = scale.grad.sum"});
 }
 
 TEST(Distribute, SumsThatAreOnlyPartOfAGradientStayInTheBuckets) {
@@ -89,23 +94,27 @@ TEST(Distribute, SumsThatAreOnlyPartOfAGradientStayInTheBuckets) {
   text.insert(text.find(loss), "  more: f32[4] = Add(scale.grad, scale)\n");
   Graph graph = parse(text);
   two_ranks(true)(graph);
-  EXPECT_LINES(dump(graph), {"more: f32[4] = Add(scale.grad, scale)", "scale.sum: f32[4], loss.total: f32[] = AllReduce(more, loss)",
+  EXPECT_LINES(dump(graph), {"more: f32[4] = Add(scale.grad, scale)",
+                             "scale.sum: f32[4], loss.total: f32[] = AllReduce(more, loss)",
                              "output scale.grad = scale.sum", "output bias.grad = bias.grad.sum"});
 }
 
 TEST(Distribute, LocalBatchNormKeepsItsOwnStatistics) {
   Graph graph = parse(testing::unindent(kBatchNorm));
   two_ranks(false)(graph);
-  EXPECT_LINES(dump(graph), {testing::absent("AllGather"), "scale.sum: f32[4], bias.sum: f32[4], loss.total: f32[] = AllReduce("});
+  EXPECT_LINES(dump(graph), {testing::absent("AllGather"),
+                             "scale.sum: f32[4], bias.sum: f32[4], loss.total: f32[] = AllReduce("});
 }
 
 TEST(Distribute, MicroProgramsReduceStatisticsOnly) {
   Graph graph = parse(testing::unindent(kBatchNorm));
   distribute(graph, {.ranks = 2, .sync_batch_norm = true, .reduce_gradients = false});
-  EXPECT_LINES(dump(graph), {"AllGather(", "AllReduce(bias.grad, scale.grad)", testing::absent("AllReduce(")});
+  EXPECT_LINES(dump(graph),
+               {"AllGather(", "AllReduce(bias.grad, scale.grad)", testing::absent("AllReduce(")});
 }
 
-// Ten Linear(1024, 1024) of PyTorch: reversed registration, first bucket 1 MiB, then 25 MiB, closing at or above the cap.
+// Ten Linear(1024, 1024) of PyTorch: reversed registration, first bucket 1 MiB, then 25 MiB, closing at or
+// above the cap.
 TEST(Buckets, TorchPolicyGivesTorchsSizes) {
   std::vector<std::size_t> bytes;
   for (int i = 0; i < 10; ++i) bytes.insert(bytes.end(), {4096, 4194304});  // bias before weight
@@ -123,7 +132,8 @@ TEST(Buckets, TorchPolicyGivesTorchsSizes) {
 
 TEST(Buckets, PlannedPolicyEndsWithASmallBucket) {
   const std::size_t mib = 1 << 20;
-  EXPECT_EQ(plan_buckets({3 * mib, 3 * mib, 3 * mib, 3 * mib, 1000}, "planned", 0), (std::vector<std::size_t>{2, 2, 1}));
+  EXPECT_EQ(plan_buckets({3 * mib, 3 * mib, 3 * mib, 3 * mib, 1000}, "planned", 0),
+            (std::vector<std::size_t>{2, 2, 1}));
   EXPECT_EQ(plan_buckets({100, 200, 300}, "planned", 0), (std::vector<std::size_t>{3}));
   EXPECT_EQ(plan_buckets({}, "planned", 0), (std::vector<std::size_t>{}));
   EXPECT_THROW(plan_buckets({}, "tourch", 0), Error);

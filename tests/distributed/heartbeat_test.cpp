@@ -24,7 +24,8 @@ void ignore(const std::string&) {}
 
 // A rank in a collective: where its heartbeats say that it is.
 struct FakeRank {
-  FakeRank(Store& store, int rank, int size, std::int64_t step, int collectives) : heartbeat(store, options(rank, size), ignore) {
+  FakeRank(Store& store, int rank, int size, std::int64_t step, int collectives)
+      : heartbeat(store, options(rank, size), ignore) {
     heartbeat.note_step(step);
     for (int i = 0; i < collectives; ++i) {
       heartbeat.begin("AllReduce");
@@ -57,9 +58,10 @@ TEST(Heartbeat, NamesTheDeadRankThatWasFirst) {
   publish_death(*store, 2, "was killed by SIGKILL");
   publish_death(*store, 3, "was killed by SIGTERM");
   std::this_thread::sleep_for(milliseconds(60));
-  EXPECT_EQ(own.heartbeat.diagnose("reset"),
-            "rank 2 was killed by SIGKILL; its last sign of life was at step 118 in AllReduce (collective 6); "
-            "rank 0 waited at step 118 in AllReduce (collective 7)");
+  EXPECT_EQ(
+      own.heartbeat.diagnose("reset"),
+      "rank 2 was killed by SIGKILL; its last sign of life was at step 118 in AllReduce (collective 6); "
+      "rank 0 waited at step 118 in AllReduce (collective 7)");
 }
 
 TEST(Heartbeat, NamesTheSilentRank) {
@@ -70,22 +72,25 @@ TEST(Heartbeat, NamesTheSilentRank) {
   stopped.collective = 6;
   stopped.op = "AllReduce";
   store->set("hb/2", stopped.str());
-  EXPECT_THAT(own.heartbeat.diagnose("reset"),
-              HasSubstr("rank 2 gives no sign of life; it stopped at step 118 after AllReduce (collective 6)"));
+  EXPECT_THAT(
+      own.heartbeat.diagnose("reset"),
+      HasSubstr("rank 2 gives no sign of life; it stopped at step 118 after AllReduce (collective 6)"));
 }
 
 TEST(Heartbeat, NamesTheRankThatIsBehind) {
   const auto store = make_memory_store();
   FakeRank own(*store, 0, 3, 118, 7), other(*store, 1, 3, 118, 7), late(*store, 2, 3, 117, 5);
-  EXPECT_THAT(own.heartbeat.diagnose("timeout"),
-              HasSubstr("rank 2 is alive, but has not arrived; it stopped at step 117 in AllReduce (collective 5)"));
+  EXPECT_THAT(
+      own.heartbeat.diagnose("timeout"),
+      HasSubstr("rank 2 is alive, but has not arrived; it stopped at step 117 in AllReduce (collective 5)"));
 }
 
 TEST(Heartbeat, KeepsTheCauseWhenNobodyIsBehind) {
   const auto store = make_memory_store();
   FakeRank own(*store, 0, 2, 118, 7), other(*store, 1, 2, 118, 7);
-  EXPECT_EQ(own.heartbeat.diagnose("AllReduce failed: reset"),
-            "AllReduce failed: reset; no rank is behind; rank 0 waited at step 118 in AllReduce (collective 7)");
+  EXPECT_EQ(
+      own.heartbeat.diagnose("AllReduce failed: reset"),
+      "AllReduce failed: reset; no rank is behind; rank 0 waited at step 118 in AllReduce (collective 7)");
 }
 
 // Waits for a reason to give up, up to 10 s.

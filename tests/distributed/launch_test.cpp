@@ -18,7 +18,9 @@ using std::chrono::milliseconds;
 using testing::HasSubstr;
 using testing::Not;
 
-TestJob launcher(const std::string& scenario, int nproc) { return TestJob({"launcher", scenario, std::to_string(nproc)}); }
+TestJob launcher(const std::string& scenario, int nproc) {
+  return TestJob({"launcher", scenario, std::to_string(nproc)});
+}
 
 TEST(Launch, PrefixesTheOutputOfOtherRanks) {
   auto job = launcher("hello", 3);
@@ -35,9 +37,12 @@ TEST(Launch, PrefixesTheOutputOfOtherRanks) {
 // Over both back ends for processes.
 class LaunchedRanks : public testing::TestWithParam<const char*> {
  protected:
-  TestJob launcher(const std::string& scenario, int nproc) { return onnxddp::launcher(scenario + "/" + GetParam(), nproc); }
+  TestJob launcher(const std::string& scenario, int nproc) {
+    return onnxddp::launcher(scenario + "/" + GetParam(), nproc);
+  }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, LaunchedRanks, testing::Values("shm", "gloo"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, LaunchedRanks, testing::Values("shm", "gloo"),
+                         [](const auto& test) { return test.param; });
 
 TEST_P(LaunchedRanks, MeetAndReduce) {
   auto job = launcher("sum", 3);
@@ -65,14 +70,17 @@ TEST_P(LaunchedRanks, PassOnTheCodeOfTheOneThatFailedFirst) {
   auto job = launcher("one-fails", 3);
   EXPECT_EQ(job.wait(), kExitUserError);
   EXPECT_THAT(job.err(), HasSubstr("row 7 is not a number"));
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 exited with code 1; its last sign of life was at step 5 after AllReduce (collective 4); rank 0 waited at step 5"));
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 exited with code 1; its last sign of life was at step 5 after "
+                                   "AllReduce (collective 4); rank 0 waited at step 5"));
   EXPECT_THAT(job.err(), testing::ContainsRegex("onnx-ddp: rank 1 \\(pid [0-9]+\\) exited with code 1\n$"));
   EXPECT_TRUE(job.gone_within(milliseconds(100)));
 
   EXPECT_EQ(launcher("one-diverges", 2).wait(), kExitDiverged);
 }
 
-TEST(Launch, MapsCodesOutsideTheListToInternal) { EXPECT_EQ(launcher("one-exits-9", 2).wait(), kExitInternal); }
+TEST(Launch, MapsCodesOutsideTheListToInternal) {
+  EXPECT_EQ(launcher("one-exits-9", 2).wait(), kExitInternal);
+}
 
 TEST_P(LaunchedRanks, AreNamedWhenKilled) {
   auto job = launcher("long", 3);
@@ -82,7 +90,8 @@ TEST_P(LaunchedRanks, AreNamedWhenKilled) {
   ASSERT_EQ(::kill(static_cast<pid_t>(victim), SIGKILL), 0);
   EXPECT_TRUE(job.gone_within(milliseconds(2'000)));
   EXPECT_EQ(job.wait(), kExitPeer);
-  EXPECT_THAT(job.err(), HasSubstr("error: rank 1 was killed by SIGKILL; its last sign of life was at step "));
+  EXPECT_THAT(job.err(),
+              HasSubstr("error: rank 1 was killed by SIGKILL; its last sign of life was at step "));
   EXPECT_THAT(job.err(), HasSubstr("[rank 2] error: rank 1 was killed by SIGKILL"));
   EXPECT_THAT(job.err(), HasSubstr("; rank 0 waited at step "));
   EXPECT_THAT(job.err(), HasSubstr(cat("onnx-ddp: rank 1 (pid ", victim, ") was killed by SIGKILL\n")));
@@ -110,8 +119,11 @@ TEST(Launch, AKilledLauncherDuringStartLeavesNoProcess) {
 TEST_P(LaunchedRanks, AreNamedWhenHanging) {
   auto job = launcher("one-hangs", 2);
   EXPECT_EQ(job.wait(), kExitPeer);
-  EXPECT_THAT(job.err(), HasSubstr("error: rank 1 is alive, but has not arrived; it stopped at step 5 after AllReduce (collective 4); "
-                                   "rank 0 waited at step 5 in AllReduce (collective 5)"));
+  EXPECT_THAT(
+      job.err(),
+      HasSubstr(
+          "error: rank 1 is alive, but has not arrived; it stopped at step 5 after AllReduce (collective 4); "
+          "rank 0 waited at step 5 in AllReduce (collective 5)"));
 }
 
 TEST_P(LaunchedRanks, AreNamedWhenStopped) {
@@ -161,7 +173,8 @@ TEST(Launch, RefusesAProgramThatCannotRun) {
   EXPECT_THROW(launch(options), Error);
 }
 
-constexpr const char* kVariables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+constexpr const char* kVariables[] = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                      "MASTER_ADDR", "MASTER_PORT"};
 
 // A launcher's variables for one test.
 class Environment {
@@ -198,7 +211,12 @@ TEST(RankFromEnvironment, IsNothingWithoutALauncher) {
 }
 
 TEST(RankFromEnvironment, ReadsTorchrunsVariables) {
-  const Environment set{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}};
+  const Environment set{{"RANK", "5"},
+                        {"WORLD_SIZE", "8"},
+                        {"LOCAL_RANK", "1"},
+                        {"LOCAL_WORLD_SIZE", "4"},
+                        {"MASTER_ADDR", "10.0.0.7"},
+                        {"MASTER_PORT", "29500"}};
   const auto info = rank_from_environment();
   ASSERT_TRUE(info.has_value());
   EXPECT_EQ(info->rank, 5);

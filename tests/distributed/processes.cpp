@@ -34,7 +34,8 @@ std::string read_file(const std::string& path) {
 }
 
 bool poll_until(milliseconds limit, const std::function<bool()>& done) {
-  for (const auto end = Clock::now() + limit; Clock::now() < end; std::this_thread::sleep_for(milliseconds(5))) {
+  for (const auto end = Clock::now() + limit; Clock::now() < end;
+       std::this_thread::sleep_for(milliseconds(5))) {
     if (done()) return true;
   }
   return done();
@@ -95,7 +96,8 @@ const std::map<std::string, Scenario>& scenarios() {
            if (c.rank() == 0 && step == 5) throw Error("the loss is not a number", kExitDiverged);
          });
        }},
-      {"one-exits-9", [](Communicator& c, const RankInfo&) {
+      {"one-exits-9",
+       [](Communicator& c, const RankInfo&) {
          train(c, 1000, milliseconds(1), [&](int step) {
            if (c.rank() == 1 && step == 5) ::_exit(9);
          });
@@ -138,7 +140,9 @@ const std::map<std::string, Scenario>& scenarios() {
          std::this_thread::sleep_for(std::chrono::seconds(20));
        }},
       {"disagree",
-       [](Communicator& c, const RankInfo&) { check_agreement(c, {{"graph", cat("a\nlearning rate ", c.rank(), "\nc\n")}}); }},
+       [](Communicator& c, const RankInfo&) {
+         check_agreement(c, {{"graph", cat("a\nlearning rate ", c.rank(), "\nc\n")}});
+       }},
   };
   return all;
 }
@@ -247,7 +251,8 @@ std::vector<pid_t> TestJob::living() const {
     char state = 'Z';
     pid_t parent = 0, group = 0, session = 0;
     fields >> state >> parent >> group >> session;
-    if (session == pid_ && state != 'Z' && state != 'X') found.push_back(std::atoi(entry.path().filename().c_str()));
+    if (session == pid_ && state != 'Z' && state != 'X')
+      found.push_back(std::atoi(entry.path().filename().c_str()));
   }
   return found;
 }

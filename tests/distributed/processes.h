@@ -9,8 +9,8 @@
 
 namespace onnxddp {
 
-/// A started program whose output goes to files. It is the first of a session of its own, is killed by an alarm after 60 s and,
-/// with everything in its session, at the latest by the destructor.
+/// A started program whose output goes to files. It is the first of a session of its own, is killed by an
+/// alarm after 60 s and, with everything in its session, at the latest by the destructor.
 class TestJob {
  public:
   /// Starts this test program in another role.

@@ -36,7 +36,8 @@ std::vector<Rows> shares(SamplerOptions options, std::int64_t epoch = 0) {
   std::vector<Rows> all;
   for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
     Rows rows;
-    for (const auto& batch : Sampler(options).epoch(epoch)) rows.insert(rows.end(), batch.begin(), batch.end());
+    for (const auto& batch : Sampler(options).epoch(epoch))
+      rows.insert(rows.end(), batch.begin(), batch.end());
     EXPECT_EQ(static_cast<std::int64_t>(rows.size()), Sampler(options).rows_per_rank());
     all.push_back(rows);
   }
@@ -115,19 +116,45 @@ struct Golden {
 
 TEST(Sampler, ReproducesTheReferenceRuns) {
   const std::vector<Golden> goldens = {
-      {"toy", 4, 2, 0, true, {"96fb5e4a2704b410", "0c730b69905c5ef7", "0c730b69905c5ef7", "59d5966c96af7eca"}},
-      {"digits_mlp", 1797, 32, 7, true, {"51a2d5e5dd01f9a7", "6d2f48500a30dc18", "0773f062c3e447ff", "fe629112094bebfc"}},
-      {"digits_cnn", 1797, 32, 3, true, {"d55ba7a3958b85c9", "b00846d7e5df3aa9", "557f801d65774375", "b252081d9a86e9d3"}},
-      {"gpt", 96, 4, 11, true, {"59e12de45892458d", "5bdf25434bf5f25a", "3b7561e920f2c6f3", "a8d8b16f30866ca3",
-                                "2e7a15ff65fb7e33", "e11b63f64f5f179d"}},
-      {"lstm", 64, 8, 0, false, {"8c072ba01763a0c9", "3fcbc1c6ad586fe6", "8c072ba01763a0c9", "3fcbc1c6ad586fe6"}},
+      {"toy",
+       4,
+       2,
+       0,
+       true,
+       {"96fb5e4a2704b410", "0c730b69905c5ef7", "0c730b69905c5ef7", "59d5966c96af7eca"}},
+      {"digits_mlp",
+       1797,
+       32,
+       7,
+       true,
+       {"51a2d5e5dd01f9a7", "6d2f48500a30dc18", "0773f062c3e447ff", "fe629112094bebfc"}},
+      {"digits_cnn",
+       1797,
+       32,
+       3,
+       true,
+       {"d55ba7a3958b85c9", "b00846d7e5df3aa9", "557f801d65774375", "b252081d9a86e9d3"}},
+      {"gpt",
+       96,
+       4,
+       11,
+       true,
+       {"59e12de45892458d", "5bdf25434bf5f25a", "3b7561e920f2c6f3", "a8d8b16f30866ca3", "2e7a15ff65fb7e33",
+        "e11b63f64f5f179d"}},
+      {"lstm",
+       64,
+       8,
+       0,
+       false,
+       {"8c072ba01763a0c9", "3fcbc1c6ad586fe6", "8c072ba01763a0c9", "3fcbc1c6ad586fe6"}},
   };
   for (const auto& golden : goldens) {
     auto options = make(golden.size, 2, golden.batch_size);
     options.seed = golden.seed;
     options.shuffle = golden.shuffle;
     for (std::size_t i = 0; i < golden.digests.size(); ++i) {
-      EXPECT_EQ(digest(shares(options, static_cast<std::int64_t>(i / 2))[i % 2]), golden.digests[i]) << golden.name << " " << i;
+      EXPECT_EQ(digest(shares(options, static_cast<std::int64_t>(i / 2))[i % 2]), golden.digests[i])
+          << golden.name << " " << i;
     }
   }
 }

@@ -96,7 +96,8 @@ TEST_P(StoreTest, HasLimits) {
   store_->set("big4", mib15);
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, StoreTest, testing::Bool(), [](const auto& test) { return test.param ? "memory" : "tcp"; });
+INSTANTIATE_TEST_SUITE_P(Stores, StoreTest, testing::Bool(),
+                         [](const auto& test) { return test.param ? "memory" : "tcp"; });
 
 TEST(Store, HasALimitOfKeys) {
   const auto store = make_memory_store();
@@ -196,7 +197,9 @@ class RawClient {
   RawClient& operator=(const RawClient&) = delete;
 
   bool connected() const { return connected_; }
-  void send(const std::string& bytes) const { [[maybe_unused]] const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  void send(const std::string& bytes) const {
+    [[maybe_unused]] const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
   // True once the server has closed the connection.
   bool closed() const {
     char bytes[256];

@@ -37,7 +37,9 @@ struct Model {
 /// A random network in float64: dense layers or convolutions, batch norms, activations, a shared weight.
 Model random_model(unsigned seed) {
   std::mt19937 random(seed);
-  const auto pick = [&](std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(random); };
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
   Model model;
   model.classes = pick(0, 1) == 1;
   const bool image = pick(0, 1) == 1;
@@ -49,7 +51,8 @@ Model random_model(unsigned seed) {
   b.set_hint("h");
   const auto param = [&](const std::string& name, Ints dims, double scale, double shift = 0) {
     HostTensor value = random_tensor(dims, random);
-    for (std::int64_t i = 0; i < value.numel(); ++i) value.mutable_data<double>()[i] = shift + scale * value.as_double(i);
+    for (std::int64_t i = 0; i < value.numel(); ++i)
+      value.mutable_data<double>()[i] = shift + scale * value.as_double(i);
     const ValueId id = g.add_param(name, {DType::f64, to_shape(dims)});
     model.values.emplace(g.value(id).name, value);
     return b.expr(id);
@@ -57,10 +60,12 @@ Model random_model(unsigned seed) {
   const auto batch_norm = [&](Expr x) {
     const std::int64_t c = x.shape()[1].value();
     const Expr scale = param("scale", {c}, 0.2, 1), bias = param("bias", {c}, 0.2);
-    const ValueId mean = g.add_param("mean", {DType::f64, {c}}, Kind::state), var = g.add_param("var", {DType::f64, {c}}, Kind::state);
+    const ValueId mean = g.add_param("mean", {DType::f64, {c}}, Kind::state),
+                  var = g.add_param("var", {DType::f64, {c}}, Kind::state);
     model.values.emplace(g.value(mean).name, HostTensor(DType::f64, {c}));
     model.values.emplace(g.value(var).name, HostTensor::full(DType::f64, {c}, 1));
-    const std::vector<ValueId> out = b.emit("BatchNormalization", {x.id(), scale.id(), bias.id(), mean, var}, {{"training", std::int64_t{1}}}, {}, 3);
+    const std::vector<ValueId> out = b.emit("BatchNormalization", {x.id(), scale.id(), bias.id(), mean, var},
+                                            {{"training", std::int64_t{1}}}, {}, 3);
     g.updates.push_back({mean, out[1]});
     g.updates.push_back({var, out[2]});
     return b.expr(out[0]);
@@ -110,7 +115,9 @@ Programs make_programs(const Model& model, const Setting& setting) {
   out.count = attach_loss(g, model.classes ? "cross_entropy" : "mse", {}, "", "t", target).count;
   autodiff(g);
   simplify(g, evaluate_constant);
-  DistributeOptions distribution{.ranks = setting.ranks, .sync_batch_norm = setting.sync, .bucket_policy = setting.bucket_policy,
+  DistributeOptions distribution{.ranks = setting.ranks,
+                                 .sync_batch_norm = setting.sync,
+                                 .bucket_policy = setting.bucket_policy,
                                  .bucket_mb = setting.bucket_mb};
   out.micro = g;
   accumulate_micro(out.micro);
@@ -127,8 +134,8 @@ Programs make_programs(const Model& model, const Setting& setting) {
   return out;
 }
 
-/// Five optimizer steps; every rank takes its rows of the union (rank-major within a micro-batch). Returns the states of every
-/// rank and rank 0's losses.
+/// Five optimizer steps; every rank takes its rows of the union (rank-major within a micro-batch). Returns
+/// the states of every rank and rank 0's losses.
 std::vector<States> train(const Model& model, const Setting& setting, std::int64_t rows, unsigned data_seed,
                           std::vector<double>* losses) {
   const Programs programs = make_programs(model, setting);
@@ -146,8 +153,10 @@ std::vector<States> train(const Model& model, const Setting& setting, std::int64
     std::mt19937 random(data_seed);
     for (int step = 0; step < 5; ++step) {
       table[1] = step + 1;
-      session.set_state("optimizer.group0", HostTensor::of<double>({static_cast<std::int64_t>(table.size())}, table));
-      const double denominator = static_cast<double>(programs.count.bind({{"N", rows}}).value() * setting.ranks * setting.accumulate);
+      session.set_state("optimizer.group0",
+                        HostTensor::of<double>({static_cast<std::int64_t>(table.size())}, table));
+      const double denominator = static_cast<double>(programs.count.bind({{"N", rows}}).value() *
+                                                     setting.ranks * setting.accumulate);
       session.set_state("loss.denominator", HostTensor::scalar(denominator));
       for (int micro = 0; micro < setting.accumulate; ++micro) {
         Feeds feeds;
@@ -160,13 +169,15 @@ std::vector<States> train(const Model& model, const Setting& setting, std::int64
           if (model.classes) {
             t = HostTensor(DType::i64, {rows});
             for (std::int64_t i = 0; i < rows; ++i)
-              t.mutable_data<std::int64_t>()[i] = static_cast<std::int64_t>(random() % static_cast<unsigned>(width.value()));
+              t.mutable_data<std::int64_t>()[i] =
+                  static_cast<std::int64_t>(random() % static_cast<unsigned>(width.value()));
           }
           if (r == communicator.rank()) feeds = {{"x", x}, {"t", t}};
         }
         const bool last = micro + 1 == setting.accumulate;
         const Feeds results = session.run(last ? "step" : "micro", feeds);
-        if (last && communicator.rank() == 0 && losses != nullptr) losses->push_back(results.at("loss").as_double(0));
+        if (last && communicator.rank() == 0 && losses != nullptr)
+          losses->push_back(results.at("loss").as_double(0));
       }
     }
     States states;
@@ -201,13 +212,16 @@ TEST_P(DdpProperty, RanksEqualOneRankOnTheUnionOfTheirBatches) {
   const unsigned seed = GetParam();
   const Model model = random_model(seed);
   for (int ranks : {1, 2, 3}) {
-    Setting setting{.ranks = ranks, .optimizer = random_optimizer(seed), .bucket_policy = seed % 2 == 0 ? "planned" : "torch",
+    Setting setting{.ranks = ranks,
+                    .optimizer = random_optimizer(seed),
+                    .bucket_policy = seed % 2 == 0 ? "planned" : "torch",
                     .bucket_mb = seed % 3 == 0 ? 1e-4 : 0};
     std::vector<double> losses, union_losses;
     const std::vector<States> parallel = train(model, setting, 4, seed, &losses);
     for (int r = 1; r < ranks; ++r)
       for (const auto& [name, value] : parallel[0])
-        ASSERT_TRUE(value == parallel[static_cast<std::size_t>(r)].at(name)) << name << " differs on rank " << r;
+        ASSERT_TRUE(value == parallel[static_cast<std::size_t>(r)].at(name))
+            << name << " differs on rank " << r;
     // One rank on the union: the same random stream, read as one batch, needs the rows in the same order.
     setting.ranks = 1;
     Model whole = model;
@@ -222,9 +236,12 @@ TEST_P(DdpProperty, RanksEqualOneRankOnTheUnionOfTheirBatches) {
       std::mt19937 random(seed);
       for (int step = 0; step < 5; ++step) {
         table[1] = step + 1;
-        session.set_state("optimizer.group0", HostTensor::of<double>({static_cast<std::int64_t>(table.size())}, table));
+        session.set_state("optimizer.group0",
+                          HostTensor::of<double>({static_cast<std::int64_t>(table.size())}, table));
         const std::int64_t rows = 4 * ranks;
-        session.set_state("loss.denominator", HostTensor::scalar(static_cast<double>(programs.count.bind({{"N", rows}}).value())));
+        session.set_state(
+            "loss.denominator",
+            HostTensor::scalar(static_cast<double>(programs.count.bind({{"N", rows}}).value())));
         Ints shape = model.row;
         shape.insert(shape.begin(), rows);
         HostTensor x(DType::f64, shape);
@@ -238,7 +255,8 @@ TEST_P(DdpProperty, RanksEqualOneRankOnTheUnionOfTheirBatches) {
           if (model.classes) {
             pt = HostTensor(DType::i64, {4});
             for (int i = 0; i < 4; ++i)
-              pt.mutable_data<std::int64_t>()[i] = static_cast<std::int64_t>(random() % static_cast<unsigned>(width));
+              pt.mutable_data<std::int64_t>()[i] =
+                  static_cast<std::int64_t>(random() % static_cast<unsigned>(width));
           }
           std::memcpy(x.mutable_raw() + static_cast<std::size_t>(r) * px.bytes(), px.raw(), px.bytes());
           std::memcpy(t.mutable_raw() + static_cast<std::size_t>(r) * pt.bytes(), pt.raw(), pt.bytes());
@@ -268,7 +286,8 @@ TEST(Ddp, AccumulationEqualsOneLargeBatchWithoutBatchNorm) {
   Setting setting{.ranks = 2, .accumulate = 2, .optimizer = {"sgd", {{"momentum", "0.9"}}}};
   std::vector<double> losses, large_losses;
   const std::vector<States> small = train(model, setting, 3, 9, &losses);
-  // Micro-batches of 2 ranks in the random stream's order are 4 blocks of 3 rows: 4 ranks without accumulation see the same.
+  // Micro-batches of 2 ranks in the random stream's order are 4 blocks of 3 rows: 4 ranks without
+  // accumulation see the same.
   setting = {.ranks = 4, .accumulate = 1, .optimizer = setting.optimizer};
   const std::vector<States> large = train(model, setting, 3, 9, &large_losses);
   EXPECT_LE(worst_difference(model, small[0], large[0]), 1e-12);
@@ -299,8 +318,10 @@ TEST(SyncBatchNorm, GoldenOfUnequalBatches) {
   )"));
   distribute(graph, {.ranks = 2, .sync_batch_norm = true, .reduce_gradients = false});
   const std::vector<std::vector<double>> x = {{1, 2, 3}, {10}}, dy = {{1.0 / 3, 0, -1.0 / 3}, {2}};
-  const std::vector<std::vector<double>> y = {{-0.8485277980128058, -0.5656851986752038, -0.2828425993376019}, {1.6970555960256115}};
-  const std::vector<std::vector<double>> dx = {{0.14519238046038474, -0.013199423879922031, -0.1715912282202288}, {0.03959827163976609}};
+  const std::vector<std::vector<double>> y = {{-0.8485277980128058, -0.5656851986752038, -0.2828425993376019},
+                                              {1.6970555960256115}};
+  const std::vector<std::vector<double>> dx = {
+      {0.14519238046038474, -0.013199423879922031, -0.1715912282202288}, {0.03959827163976609}};
   std::mutex mutex;
   double dscale = 0, dbias = 0;
   run_ranks(2, [&](Communicator& communicator) {
@@ -311,7 +332,8 @@ TEST(SyncBatchNorm, GoldenOfUnequalBatches) {
     session.set_state("scale", HostTensor::of<double>({1}, {1}));
     session.set_state("var", HostTensor::of<double>({1}, {1}));
     const auto rows = static_cast<std::int64_t>(x[r].size());
-    const Feeds out = session.run("step", {{"x", HostTensor::of<double>({rows, 1}, x[r])}, {"dy", HostTensor::of<double>({rows, 1}, dy[r])}});
+    const Feeds out = session.run("step", {{"x", HostTensor::of<double>({rows, 1}, x[r])},
+                                           {"dy", HostTensor::of<double>({rows, 1}, dy[r])}});
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < x[r].size(); ++i) {
       EXPECT_NEAR(out.at("y").data<double>()[i], y[r][i], 1e-12);

@@ -168,10 +168,17 @@ TEST(Progress, EpochsAreRowsUnderOneHead) {
 TEST(Progress, ColumnsThatStayEmptyAreLeftOut) {
   Screen screen;
   Progress progress(screen.options(false));
-  progress.epoch({.epoch = 1, .train_loss = 0.5, .eval_loss = {}, .accuracy = {}, .lr = 1, .grad_norm = 1,
-                  .samples_per_s = 950, .seconds = 61});
-  EXPECT_EQ(screen.text, "\nepoch  train loss          lr      |grad|  samples/s      time\n"
-                         "    1      0.5000      1.0000      1.0000        950    61.0 s\n");
+  progress.epoch({.epoch = 1,
+                  .train_loss = 0.5,
+                  .eval_loss = {},
+                  .accuracy = {},
+                  .lr = 1,
+                  .grad_norm = 1,
+                  .samples_per_s = 950,
+                  .seconds = 61});
+  EXPECT_EQ(screen.text,
+            "\nepoch  train loss          lr      |grad|  samples/s      time\n"
+            "    1      0.5000      1.0000      1.0000        950    61.0 s\n");
 }
 
 TEST(Memory, PeakIsThisProcess) {

@@ -371,8 +371,7 @@ class RandomGraph {
         if (graph.value(y).type != graph.value(x).type) return;
         return keep(b.emit(binary[pick(4)], {x, y}));
       }
-      default:
-        return keep(b.emit(unary[pick(6)], {x}));
+      default: return keep(b.emit(unary[pick(6)], {x}));
     }
   }
 

@@ -13,7 +13,8 @@ TEST(Autodiff, AddsTheContributionsOfEveryUse) {
       a: f32[3] = Mul(w, w)
       loss: f32[] = ReduceSum(a) {axes=[0], keepdims=0}
     output loss
-  )", R"(
+  )",
+               R"(
     graph g v1
     param  w: f32[3]
     const  c.1: f32[] = [1]
@@ -37,7 +38,8 @@ TEST(Autodiff, SumsOverBroadcastAxes) {
       y: f32[N,3] = Add(x, b)
       loss: f32[] = ReduceSum(y) {axes=[0,1], keepdims=0}
     output loss
-  )", R"(
+  )",
+               R"(
     graph g v1
     input  x: f32[N,3]
     param  b: f32[3]
@@ -67,7 +69,8 @@ TEST(Autodiff, AssemblesSlicesOnce) {
 }
 
 TEST(Autodiff, LeavesUnreachedParametersWithoutGradient) {
-  Graph graph = parse("graph g v1\nparam w: f32[]\nparam unused: f32[]\nloss: f32[] = Mul(w, w)\noutput loss\n");
+  Graph graph =
+      parse("graph g v1\nparam w: f32[]\nparam unused: f32[]\nloss: f32[] = Mul(w, w)\noutput loss\n");
   autodiff(graph);
   const auto found = gradients(graph);
   ASSERT_EQ(found.size(), 1U);
@@ -75,15 +78,21 @@ TEST(Autodiff, LeavesUnreachedParametersWithoutGradient) {
 }
 
 TEST(Autodiff, NamesTheParametersBehindAnOpWithoutGradient) {
-  const OpDef opaque = {.name = "Opaque", .signature = "(x: float) -> y", .onnx = {}, .infer = same_as_first_input,
-                        .gradient = not_differentiable, .samples = {}};
+  const OpDef opaque = {.name = "Opaque",
+                        .signature = "(x: float) -> y",
+                        .onnx = {},
+                        .infer = same_as_first_input,
+                        .gradient = not_differentiable,
+                        .samples = {}};
   const Registry registry(std::span(&opaque, 1));
-  Graph graph = parse("graph g v1\nparam w: f32[]\na: f32[] = Opaque(w)\nloss: f32[] = Exp(a)\noutput loss\n", {}, registry);
+  Graph graph = parse("graph g v1\nparam w: f32[]\na: f32[] = Opaque(w)\nloss: f32[] = Exp(a)\noutput loss\n",
+                      {}, registry);
   try {
     autodiff(graph);
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_NE(error.report().find("op Opaque has no gradient, and parameters are reached through it: w"), std::string::npos)
+    EXPECT_NE(error.report().find("op Opaque has no gradient, and parameters are reached through it: w"),
+              std::string::npos)
         << error.report();
   }
 }

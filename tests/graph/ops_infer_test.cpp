@@ -66,7 +66,8 @@ TEST_P(EveryOp, DecompositionHasTheSameTypes) {
     op.decompose(compose);
     for (std::size_t i = 0; i < node.outputs.size(); ++i) {
       ASSERT_TRUE(compose.results()[i]) << text << " leaves out output " << i;
-      EXPECT_EQ(sample.graph.value(compose.results()[i]).type, sample.graph.value(node.outputs[i]).type) << text;
+      EXPECT_EQ(sample.graph.value(compose.results()[i]).type, sample.graph.value(node.outputs[i]).type)
+          << text;
     }
     EXPECT_NO_THROW(verify(sample.graph)) << text;
   }
@@ -83,7 +84,8 @@ TEST_P(EveryOp, GradientFitsTheInputs) {
     if (!is_float(sample.graph.value(node.inputs[0]).type.dtype) && op.name != "Where") continue;
     std::vector<ValueId> dys;
     for (std::size_t i = 0; i < node.outputs.size(); ++i)
-      dys.push_back(sample.graph.add_input("dy" + std::to_string(i), sample.graph.value(node.outputs[i]).type));
+      dys.push_back(
+          sample.graph.add_input("dy" + std::to_string(i), sample.graph.value(node.outputs[i]).type));
     Builder builder(sample.graph);
     Gradient gradient(builder, node, dys);
     op.gradient(gradient);
@@ -106,7 +108,9 @@ TEST_P(EveryOp, CountsItsWork) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, EveryOp, ::testing::ValuesIn(all_ops()),
-                         [](const ::testing::TestParamInfo<const OpDef*>& param) { return param.param->name; });
+                         [](const ::testing::TestParamInfo<const OpDef*>& param) {
+                           return param.param->name;
+                         });
 
 /// The types of the sample's outputs, e.g. "f32[2,3] bool[2,3]".
 std::string types_of(std::string_view sample) {
@@ -126,7 +130,8 @@ std::string failure_of(std::string_view sample) {
 }
 
 TEST(OpsInfer, ShapesOfConvolution) {
-  EXPECT_EQ(types_of("Conv(f32[N,3,32,32], f32[16,3,3,3], f32[16]) {pads=[1,1,1,1], strides=[2,2]}"), "f32[N,16,16,16]");
+  EXPECT_EQ(types_of("Conv(f32[N,3,32,32], f32[16,3,3,3], f32[16]) {pads=[1,1,1,1], strides=[2,2]}"),
+            "f32[N,16,16,16]");
   EXPECT_EQ(types_of("Conv(f32[N,4,H,9], f32[8,2,3,3]) {group=2}"), "f32[N,8,H-2,7]");
   EXPECT_EQ(types_of("Conv(f32[1,1,9,9], f32[1,1,3,3]) {dilations=[2,3]}"), "f32[1,1,5,3]");
   EXPECT_EQ(failure_of("Conv(f32[1,64,9,9], f32[8,32,3,3])"),
@@ -134,9 +139,11 @@ TEST(OpsInfer, ShapesOfConvolution) {
 }
 
 TEST(OpsInfer, CeilModeDropsAWindowThatStartsInTheTrailingPads) {
-  EXPECT_EQ(types_of("MaxPool(f32[1,1,5,6]) {kernel_shape=[2,2], strides=[2,2], ceil_mode=1}"), "f32[1,1,3,3]");
-  EXPECT_EQ(types_of("MaxPool(f32[1,1,5,4]) {kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1], ceil_mode=1}"),
-            "f32[1,1,3,2]");
+  EXPECT_EQ(types_of("MaxPool(f32[1,1,5,6]) {kernel_shape=[2,2], strides=[2,2], ceil_mode=1}"),
+            "f32[1,1,3,3]");
+  EXPECT_EQ(
+      types_of("MaxPool(f32[1,1,5,4]) {kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1], ceil_mode=1}"),
+      "f32[1,1,3,2]");
   EXPECT_EQ(types_of("MaxPool(f32[1,1,H,4]) {kernel_shape=[3,2], strides=[2,2], ceil_mode=1}"),
             "f32[1,1,floor(H-2,2)+1,2]");
 }
@@ -146,7 +153,8 @@ TEST(OpsInfer, SlicesWithNegativeStepsReachTheFirstElement) {
   EXPECT_EQ(types_of("Slice(f32[5]) {axes=[0], starts=[4], ends=[-1], steps=[-3]}"), "f32[2]");
   EXPECT_EQ(types_of("Slice(f32[5]) {axes=[0], starts=[3], ends=[3], steps=[1]}"), "f32[0]");
   EXPECT_EQ(types_of("Slice(f32[N,5]) {axes=[0], starts=[1], ends=[N], steps=[1]}"), "f32[N-1,5]");
-  EXPECT_EQ(failure_of("Slice(f32[5]) {axes=[0], starts=[0], ends=[6], steps=[1]}"), "Slice: end 6 is not in 0..5");
+  EXPECT_EQ(failure_of("Slice(f32[5]) {axes=[0], starts=[0], ends=[6], steps=[1]}"),
+            "Slice: end 6 is not in 0..5");
 }
 
 TEST(OpsInfer, SymbolicSizes) {
@@ -186,7 +194,8 @@ TEST(OpsFold, ViewOfAFlattenedBatch) {
       u: i64[1] = Unsqueeze(n) {axes=[0]}
       y: i64[2] = Concat(u, rest) {axis=0}
     output y
-  )"), "[N,24]");
+  )"),
+            "[N,24]");
 }
 
 TEST(OpsFold, ArithmeticOnSizes) {
@@ -201,7 +210,8 @@ TEST(OpsFold, ArithmeticOnSizes) {
       a: i64[1] = Add(h, two)
       y: i64[1] = Sub(a, s)
     output y
-  )"), "[3*N+2]");
+  )"),
+            "[3*N+2]");
 }
 
 TEST(OpsFold, DivisionOfIntegersTruncates) {
@@ -210,7 +220,8 @@ TEST(OpsFold, DivisionOfIntegersTruncates) {
     const b: i64[3] = [2, 2, -4]
       y: i64[3] = Div(a, b)
     output y
-  )"), "[3,-3,-1]");
+  )"),
+            "[3,-3,-1]");
 }
 
 TEST(OpsFold, ExpandIdiomOfExporters) {  // where(shape == -1, ones, shape)
@@ -225,7 +236,8 @@ TEST(OpsFold, ExpandIdiomOfExporters) {  // where(shape == -1, ones, shape)
       is: bool[3] = Equal(given, minus)
       y: i64[3] = Where(is, ones, given)
     output y
-  )"), "[N,3,1]");
+  )"),
+            "[N,3,1]");
 }
 
 TEST(OpsFold, SliceRangeReshapeCastAndProduct) {
@@ -240,19 +252,22 @@ TEST(OpsFold, SliceRangeReshapeCastAndProduct) {
       k: i32[3] = Cast(q) {to="i32"}
       y: i32[3] = Identity(k)
     output y
-  )"), "[2,4,6]");
+  )"),
+            "[2,4,6]");
   EXPECT_EQ(folded(R"(graph g v1
     input x: f32[N,3,8]
       s: i64[3] = Shape(x)
       y: i64[] = ReduceProd(s) {axes=[0], keepdims=0}
     output y
-  )"), "[24*N]");
+  )"),
+            "[24*N]");
   EXPECT_EQ(folded(R"(graph g v1
     input x: f32[N,3]
       s: i64[1] = Shape(x) {end=1}
       y: i64[4] = Expand(s) {shape=[4]}
     output y
-  )"), "[N,N,N,N]");
+  )"),
+            "[N,N,N,N]");
 }
 
 TEST(OpsFold, GatherOutOfRangeIsAnError) {
@@ -267,7 +282,8 @@ TEST(OpsGradient, BatchStatisticsBelongToTheRegion) {
       state  var: f32[2]
       param  w: f32[2]
       param  b: f32[2]
-        s: f32[6] = )", producer, R"(
+        s: f32[6] = )",
+                            producer, R"(
         y: f32[N,2,4,4] = BatchNormApply(x, w, b, s)
         loss: f32[] = ReduceSum(y) {axes=[0,1,2,3], keepdims=0}
       output loss

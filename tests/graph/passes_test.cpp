@@ -22,7 +22,8 @@ TEST(Simplify, MergesEqualNodesAndDropsIdentities) {
       f: f32[2,3] = Add(a, c)
     output e
     output f
-  )", R"(
+  )",
+               R"(
     graph g v1
     input  x: f32[2,3]
       a: f32[2,3] = Relu(x)
@@ -53,7 +54,8 @@ TEST(Canonicalise, TurnsKnownContentsIntoConstants) {
       s: i64[2] = Shape(x)
       y: f32[3*N,1] = Flatten(x) {axis=2}
     output s
-  )", R"(
+  )",
+               R"(
     graph g v1
     input  x: f32[N,3]
     const  s.value: i64[2] = [N, 3]
@@ -65,16 +67,18 @@ TEST(AttachLoss, MseIsASumOverACount) {
   Graph graph = parse("graph g v1\ninput x: f32[N,2]\nparam w: f32[2]\ny: f32[N,2] = Mul(x, w)\noutput y\n");
   const LossInfo info = attach_loss(graph, "mse", {}, "", "t", TensorType::parse("f32[N,2]"));
   EXPECT_EQ(info.count, Dim::symbol("N") * 2);
-  EXPECT_LINES(dump(graph), {"input  t: f32[N,2]", "state  loss.denominator: f32[]", "Sub(y, t)", "Div(loss.t",
-                             "output loss"});
+  EXPECT_LINES(dump(graph), {"input  t: f32[N,2]", "state  loss.denominator: f32[]", "Sub(y, t)",
+                             "Div(loss.t", "output loss"});
 }
 
 TEST(AttachLoss, CrossEntropySkipsAFinalSoftmaxAndCountsKeptTargets) {
   Graph graph = parse("graph g v1\ninput x: f32[N,5]\ny: f32[N,5] = Softmax(x) {axis=1}\noutput y\n");
-  const LossInfo info = attach_loss(graph, "cross_entropy", {{"ignore_index", "-100"}}, "", "t", TensorType::parse("i64[N]"));
+  const LossInfo info =
+      attach_loss(graph, "cross_entropy", {{"ignore_index", "-100"}}, "", "t", TensorType::parse("i64[N]"));
   EXPECT_FALSE(info.static_count);
   EXPECT_EQ(info.notes.size(), 1U);
-  EXPECT_LINES(dump(graph), {"loss.count: f32[] = CountTargets(t)", "loss.sum: f32[] = CrossEntropyLoss(x, t)"});
+  EXPECT_LINES(dump(graph),
+               {"loss.count: f32[] = CountTargets(t)", "loss.sum: f32[] = CrossEntropyLoss(x, t)"});
 }
 
 TEST(AttachLoss, ChoosesTheClassAxis) {
@@ -95,7 +99,8 @@ TEST(AttachLoss, ChoosesTheClassAxis) {
 
 TEST(DefaultLoss, FollowsOutputAndTarget) {
   const auto loss = [](const char* output, const char* target, bool binary = false) {
-    const Graph graph = parse(cat("graph g v1\ninput x: ", output, "\ny: ", output, " = Sigmoid(x)\noutput y\n"));
+    const Graph graph =
+        parse(cat("graph g v1\ninput x: ", output, "\ny: ", output, " = Sigmoid(x)\noutput y\n"));
     return default_loss(graph, "", TensorType::parse(target), binary, false, nullptr);
   };
   EXPECT_EQ(loss("f32[N,10]", "i64[N]"), "cross_entropy");
@@ -120,8 +125,9 @@ TEST(Guard, ClipsByTheGlobalNorm) {
     output w.grad = g
   )"));
   guard(graph, {.clip_norm = 1.0});
-  EXPECT_LINES(dump(graph), {"grad_norm.squared: f32[] = SumSquares(g)", "grad_norm: f32[] = Sqrt(", "Clip(",
-                             "w.clipped: f32[2] = Mul(g, clip.3)", "output w.grad = w.clipped", "output grad_norm"});
+  EXPECT_LINES(dump(graph),
+               {"grad_norm.squared: f32[] = SumSquares(g)", "grad_norm: f32[] = Sqrt(", "Clip(",
+                "w.clipped: f32[2] = Mul(g, clip.3)", "output w.grad = w.clipped", "output grad_norm"});
 }
 
 TEST(Accumulate, AddsIntoStatesAndResetsThem) {
@@ -135,12 +141,13 @@ TEST(Accumulate, AddsIntoStatesAndResetsThem) {
   )");
   Graph micro = parse(text);
   accumulate_micro(micro);
-  EXPECT_LINES(dump(micro), {"state  w.acc: f32[2]", "w.acc.next: f32[2] = Add(w.acc, g)", "update w.acc <- w.acc.next",
-                             "update loss.acc <- loss.acc.next", testing::absent("output w.grad")});
+  EXPECT_LINES(dump(micro),
+               {"state  w.acc: f32[2]", "w.acc.next: f32[2] = Add(w.acc, g)", "update w.acc <- w.acc.next",
+                "update loss.acc <- loss.acc.next", testing::absent("output w.grad")});
   Graph step = parse(text);
   accumulate_step(step);
-  EXPECT_LINES(dump(step), {"w.acc.total: f32[2] = Add(w.acc, g)", "update w.acc <- w.zero", "output loss = loss.acc.total",
-                            "output w.grad = w.acc.total"});
+  EXPECT_LINES(dump(step), {"w.acc.total: f32[2] = Add(w.acc, g)", "update w.acc <- w.zero",
+                            "output loss = loss.acc.total", "output w.grad = w.acc.total"});
 }
 
 TEST(AttachOptimizer, AddsStatesAndUpdates) {
@@ -186,9 +193,11 @@ TEST(Schedule, EqualsTorch) {
   };
   expect(rates({"step", {{"step_size", "2"}, {"gamma", "0.5"}}}, 6), {.1, .1, .05, .05, .025, .025});
   expect(rates({"cosine", {{"t_max", "5"}, {"eta_min", "0.01"}}}, 8),
-         {.1, .0914057647469, .0689057647469, .0410942352531, .0185942352531, .01, .0185942352531, .0410942352531});
+         {.1, .0914057647469, .0689057647469, .0410942352531, .0185942352531, .01, .0185942352531,
+          .0410942352531});
   expect(rates({"constant", {}}, 4, 2), {.05, .1, .1, .1});
-  expect(rates({"step", {{"step_size", "1"}, {"gamma", "0.5"}, {"unit", "epoch"}}}, 5), {.1, .1, .05, .05, .025});
+  expect(rates({"step", {{"step_size", "1"}, {"gamma", "0.5"}, {"unit", "epoch"}}}, 5),
+         {.1, .1, .05, .05, .025});
   EXPECT_THROW(check_schedule({"step", {}}), Error);
   EXPECT_THROW(check_schedule({"cosine", {{"tmax", "5"}}}), Error);
 }

@@ -49,9 +49,12 @@ TEST(Text, NamesTheLineOfAMistake) {
     return std::string("accepted");
   };
   EXPECT_NE(message("graph g v2\n").find("line 1"), std::string::npos);
-  EXPECT_NE(message("graph g v1\ninput x: f32[2]\n  y: f32[2] = Rellu(x)\n").find("did you mean 'Relu'"), std::string::npos);
-  EXPECT_NE(message("graph g v1\ninput x: f32[2]\n  y: f32[3] = Relu(x)\n").find("'y' is f32[2], not f32[3]"), std::string::npos);
-  EXPECT_NE(message("graph g v1\ninput x: f32[2]\ninput x: f32[2]\n").find("defined twice"), std::string::npos);
+  EXPECT_NE(message("graph g v1\ninput x: f32[2]\n  y: f32[2] = Rellu(x)\n").find("did you mean 'Relu'"),
+            std::string::npos);
+  EXPECT_NE(message("graph g v1\ninput x: f32[2]\n  y: f32[3] = Relu(x)\n").find("'y' is f32[2], not f32[3]"),
+            std::string::npos);
+  EXPECT_NE(message("graph g v1\ninput x: f32[2]\ninput x: f32[2]\n").find("defined twice"),
+            std::string::npos);
   EXPECT_NE(message("graph g v1\noutput z\n").find("'z' is not defined"), std::string::npos);
   EXPECT_NE(message("").find("no 'graph NAME v1' line"), std::string::npos);
 }

@@ -460,7 +460,8 @@ TEST_F(Collate, ConvertsToTheWantedTypes) {
   EXPECT_EQ(batch[2], HostTensor::of<std::int64_t>({2}, {-6, 5}));
   EXPECT_EQ(batch[3], HostTensor::of<float>({2, 1}, {1, 1.5}));
   EXPECT_EQ(conversion(data->arrays()[0], columns[0]), "f64 converted to f32");
-  EXPECT_EQ(conversion(data->arrays()[2], columns[2]), "i32 converted to i64, each row of shape [1] is read as []");
+  EXPECT_EQ(conversion(data->arrays()[2], columns[2]),
+            "i32 converted to i64, each row of shape [1] is read as []");
   EXPECT_EQ(conversion(data->arrays()[1], {1, "b", DType::u8, {}}), "");
   EXPECT_EQ(collate(*data, columns, {})[0].shape(), (Ints{0, 2}));
 }
