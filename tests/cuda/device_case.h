@@ -17,7 +17,7 @@
 namespace onnxddp::cuda {
 
 /// Runs the body of every test in 3 schedules with 5 seeds each and expects no finding of the emulator.
-class DeviceTest : public testing::TestWithParam<int> {
+class DeviceTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
 #if defined(CUDAEMU_REAL_DEVICE)
@@ -53,9 +53,12 @@ class DeviceTest : public testing::TestWithParam<int> {
 };
 
 #if defined(CUDAEMU_REAL_DEVICE)
-#define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Device, suite, testing::Values(0))
+#define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Device, suite, ::testing::Values(0))
+#define INSTANTIATE_LONG_DEVICE_TESTS(suite) INSTANTIATE_DEVICE_TESTS(suite)
 #else
-#define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Schedules, suite, testing::Range(0, 15))
+#define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Schedules, suite, ::testing::Range(0, 15))
+/// One seed only.
+#define INSTANTIATE_LONG_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Schedules, suite, ::testing::Range(0, 3))
 #endif
 
 inline std::vector<float> random_floats(std::int64_t n, unsigned seed) {

@@ -1,0 +1,300 @@
+// The kernel table against the CPU's: every op of the registry, every sample, generated from the entries.
+#include <algorithm>
+#include <set>
+
+#include "executor/cuda/kernel_table.h"
+#include "graph/registry.h"
+#include "graph/text.h"
+#include "tests/cuda/device_case.h"
+#include "tests/executor/kernel_case.h"
+
+namespace onnxddp::cuda {
+namespace {
+
+/// Ops that the CPU has a kernel for and CUDA has not, with the reason. Shrinks only: an op that has a kernel
+/// may not be here.
+struct Missing {
+  std::string op, reason;
+};
+const std::vector<Missing> kMissing = {
+    {"Reciprocal", "elementwise: not in the table yet"},
+    {"Exp", "elementwise: not in the table yet"},
+    {"Log", "elementwise: not in the table yet"},
+    {"Sqrt", "elementwise: not in the table yet"},
+    {"Sigmoid", "elementwise: not in the table yet"},
+    {"Tanh", "elementwise: not in the table yet"},
+    {"Erf", "elementwise: not in the table yet"},
+    {"Neg", "elementwise: not in the table yet"},
+    {"Abs", "elementwise: not in the table yet"},
+    {"Sign", "elementwise: not in the table yet"},
+    {"Relu", "elementwise: not in the table yet"},
+    {"Step", "elementwise: not in the table yet"},
+    {"Add", "elementwise: not in the table yet"},
+    {"Sub", "elementwise: not in the table yet"},
+    {"Mul", "elementwise: not in the table yet"},
+    {"Div", "elementwise: not in the table yet"},
+    {"Max", "elementwise: not in the table yet"},
+    {"Min", "elementwise: not in the table yet"},
+    {"Pow", "elementwise: not in the table yet"},
+    {"Equal", "elementwise: not in the table yet"},
+    {"Less", "elementwise: not in the table yet"},
+    {"Greater", "elementwise: not in the table yet"},
+    {"And", "elementwise: not in the table yet"},
+    {"Or", "elementwise: not in the table yet"},
+    {"Not", "elementwise: not in the table yet"},
+    {"Clip", "elementwise: not in the table yet"},
+    {"ClipMask", "elementwise: not in the table yet"},
+    {"Where", "elementwise: not in the table yet"},
+    {"Cast", "elementwise: not in the table yet"},
+    {"Identity", "copies and layouts: not in the table yet"},
+    {"Copy", "copies and layouts: not in the table yet"},
+    {"Reshape", "copies and layouts: not in the table yet"},
+    {"Transpose", "copies and layouts: not in the table yet"},
+    {"Expand", "copies and layouts: not in the table yet"},
+    {"Concat", "copies and layouts: not in the table yet"},
+    {"Slice", "copies and layouts: not in the table yet"},
+    {"SumPieces", "copies and layouts: not in the table yet"},
+    {"Reorder", "copies and layouts: not in the table yet"},
+    {"ReduceSum", "reductions: not in the table yet"},
+    {"ReduceMean", "reductions: not in the table yet"},
+    {"ReduceMax", "reductions: not in the table yet"},
+    {"SumTo", "reductions: not in the table yet"},
+    {"ArgMax", "reductions: not in the table yet"},
+    {"CountTargets", "reductions: not in the table yet"},
+    {"Softmax", "losses: not in the table yet"},
+    {"LogSoftmax", "losses: not in the table yet"},
+    {"CrossEntropyLoss", "losses: not in the table yet"},
+    {"CrossEntropyLossGrad", "losses: not in the table yet"},
+    {"NllLoss", "losses: not in the table yet"},
+    {"NllLossGrad", "losses: not in the table yet"},
+    {"BatchStats", "norms: not in the table yet"},
+    {"FixedStats", "norms: not in the table yet"},
+    {"MergeStats", "norms: not in the table yet"},
+    {"BatchNormApply", "norms: not in the table yet"},
+    {"RunningStats", "norms: not in the table yet"},
+    {"BatchNormGradSums", "norms: not in the table yet"},
+    {"BatchNormGradApply", "norms: not in the table yet"},
+    {"MaxPool", "pools: not in the table yet"},
+    {"MaxPoolGrad", "pools: not in the table yet"},
+    {"AveragePool", "pools: not in the table yet"},
+    {"AveragePoolGrad", "pools: not in the table yet"},
+    {"Gather", "indexing: not in the table yet"},
+    {"GatherGrad", "indexing: not in the table yet"},
+    {"Dropout", "indexing: not in the table yet"},
+    {"SgdUpdate", "updates: not in the table yet"},
+    {"AdamUpdate", "updates: not in the table yet"},
+    {"SumSquares", "updates: not in the table yet"},
+    {"AllReduce", "collectives: not in the table yet"},
+    {"AllGather", "collectives: not in the table yet"},
+    {"Gemm", "products: not in the table yet"},
+    {"Conv", "convolutions: not in the table yet"},
+    {"ConvDataGrad", "convolutions: not in the table yet"},
+    {"ConvWeightGrad", "convolutions: not in the table yet"},
+};
+
+bool is_missing(const std::string& op) {
+  return std::any_of(kMissing.begin(), kMissing.end(), [&](const Missing& m) { return m.op == op; });
+}
+
+TEST(KernelTable, HasWhatTheCpuHas) {
+  std::set<std::string> cpu, own;
+  for (const auto& [name, kernel] : cpu_kernels().kernels) cpu.insert(name);
+  for (const auto& [name, kernel] : cuda_kernels().kernels) {
+    own.insert(name);
+    EXPECT_EQ(name, kernel.op);
+    EXPECT_TRUE(cpu.count(name)) << name << " is not an op that the CPU has";
+  }
+  for (const std::string& op : cpu)
+    EXPECT_NE(own.count(op) != 0, is_missing(op)) << op << ": a kernel, or a line with the reason; not both";
+  for (const Missing& m : kMissing) EXPECT_TRUE(cpu.count(m.op)) << m.op << " needs no line";
+}
+
+struct Options {
+  bool nhwc = false;                     // images are at hand in N,H,W,C
+  bool captured = false;                 // run is recorded, and the recording runs
+  std::pair<int, int> in_place{-1, -1};  // {input, output} that share memory
+};
+
+bool is_image(const SlotType& t) { return t.shape.size() == 4; }
+
+/// Layouts as the planner gives them.
+void choose_layouts(const Kernel& kernel, PlanContext& c, bool nhwc) {
+  for (SlotType& t : c.inputs) t.layout = nhwc && is_image(t) ? Layout::nhwc : Layout::dense;
+  if (kernel.rule == LayoutRule::follow) {
+    for (SlotType& y : c.outputs)
+      for (const SlotType& x : c.inputs)
+        if (x.shape == y.shape) y.layout = x.layout;
+    for (SlotType& x : c.inputs)
+      if (x.shape != c.outputs[0].shape) x.layout = Layout::dense;
+    return;
+  }
+  LayoutChoice choice;
+  if (kernel.rule == LayoutRule::choose) choice = kernel.layouts(c);
+  choice.inputs.resize(c.inputs.size(), Layout::dense);
+  choice.outputs.resize(c.outputs.size(), Layout::dense);
+  for (std::size_t i = 0; i < c.inputs.size(); ++i) c.inputs[i].layout = choice.inputs[i];
+  for (std::size_t i = 0; i < c.outputs.size(); ++i) c.outputs[i].layout = choice.outputs[i];
+}
+
+/// The tensor in the memory order of `to`.
+HostTensor reordered(const SlotType& from, const SlotType& to, const HostTensor& tensor) {
+  const Graph graph;
+  const Node node;
+  PlanContext context(graph, node, {from}, {to}, 1);
+  HostTensor result(to.dtype, to.shape);
+  const void* in = tensor.raw();
+  void* out = result.mutable_raw();
+  cpu_kernels().find("Reorder", from.dtype)->prepare(context)({&in, &out, nullptr, nullptr});
+  return result;
+}
+
+DType dtype_of_node(const std::vector<HostTensor>& inputs) {
+  for (const HostTensor& t : inputs)
+    if (is_float(t.dtype())) return t.dtype();
+  return inputs.empty() ? DType::f32 : inputs[0].dtype();
+}
+
+/// Calls f(entry, sample text) for every sample of an op that has a kernel, with the text in every failure.
+template <class F>
+void each_sample(const F& f) {
+  for (const OpDef* op : all_ops()) {
+    if (cuda_kernels().kernels.count(op->name) == 0) continue;
+    for (const std::string& text : op->samples) {
+      SCOPED_TRACE(text);
+      try {
+        f(*op, text);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+      }
+    }
+  }
+}
+
+/// A sample: its node, inputs, and what the CPU makes of them.
+struct Case {
+  explicit Case(const std::string& text, DType dtype = DType::f32)
+      : sample(parse_sample(text, dtype)),
+        id(sample.graph.order.at(0)),
+        inputs(testing::random_inputs(sample, 6)) {}
+  const Node& node() const { return sample.graph.node(id); }
+  std::vector<HostTensor> on_cpu() const { return testing::run_node(sample.graph, id, inputs); }
+  Sample sample;
+  NodeId id;
+  std::vector<HostTensor> inputs;
+};
+
+class Kernels : public DeviceTest {
+ protected:
+  /// Runs the node on the device; nothing if the table has no kernel of this dtype.
+  std::vector<HostTensor> run(const Case& x, const Options& o) {
+    const Node& node = x.node();
+    const Kernel* kernel = device_->kernels().find(node.op->name, dtype_of_node(x.inputs));
+    if (kernel == nullptr) return {};
+    std::vector<SlotType> in, out;
+    for (const HostTensor& t : x.inputs) in.push_back({t.dtype(), t.shape()});
+    for (const ValueId y : node.outputs) {
+      const TensorType& type = x.sample.graph.value(y).type;
+      out.push_back({type.dtype, static_shape(type.shape)});
+    }
+    PlanContext c(x.sample.graph, node, std::move(in), std::move(out), 1);
+    choose_layouts(*kernel, c, o.nhwc);
+    const LaneScope scope(device_->lane());
+    return execute(x, c, kernel->prepare(c), o);
+  }
+
+ private:
+  std::vector<HostTensor> execute(const Case& x, const PlanContext& c, const onnxddp::Run& queue,
+                                  const Options& o) {
+    std::vector<DeviceMemory> memory;
+    std::vector<const void*> reads;
+    std::vector<void*> writes;
+    for (std::size_t i = 0; i < x.inputs.size(); ++i) {
+      const HostTensor& t = x.inputs[i];
+      memory.emplace_back(t.bytes());
+      const HostTensor stored = reordered({t.dtype(), t.shape()}, c.inputs[i], t);
+      device_->upload(memory.back().get(), stored.raw(), stored.bytes());
+      reads.push_back(x.node().inputs[i] ? memory.back().get() : nullptr);
+    }
+    for (std::size_t i = 0; i < c.outputs.size(); ++i) {
+      memory.emplace_back(c.outputs[i].bytes());
+      writes.push_back(memory.back().get());
+    }
+    if (o.in_place.first >= 0)
+      writes[static_cast<std::size_t>(o.in_place.second)] =
+          const_cast<void*>(reads[static_cast<std::size_t>(o.in_place.first)]);
+    const DeviceMemory scratch(c.scratch_bytes);
+    const RunContext context{reads.data(), writes.data(), scratch.get(), nullptr};
+    if (o.captured) {
+      const cudaStream_t stream = device_->compute().get();
+      WorkGraph::capture(stream, [&] { queue(context); }).launch(stream);
+      device_->compute().synchronize();
+    } else {
+      queue(context);
+    }
+    std::vector<HostTensor> results;
+    for (std::size_t i = 0; i < c.outputs.size(); ++i) {
+      HostTensor stored(c.outputs[i].dtype, c.outputs[i].shape);
+      device_->download(stored.mutable_raw(), writes[i], stored.bytes());
+      results.push_back(reordered(c.outputs[i], {stored.dtype(), stored.shape()}, stored));
+    }
+    return results;
+  }
+};
+INSTANTIATE_LONG_DEVICE_TESTS(Kernels);
+
+void expect_equal(const std::vector<HostTensor>& actual, const std::vector<HostTensor>& expected,
+                  double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size()) << "there is no kernel for this dtype";
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LE(testing::difference(actual[i], expected[i]), tolerance) << "output " << i;
+}
+
+constexpr double kFloatTolerance = 5e-6, kBf16Tolerance = 1.0 / 64;
+
+TEST_P(Kernels, EqualTheCpus) {
+  each_sample([&](const OpDef&, const std::string& text) {
+    const Case x(text);
+    expect_equal(run(x, {}), x.on_cpu(), kFloatTolerance);
+  });
+}
+
+/// In N,H,W,C where the kernel takes it, and recorded: run does nothing but queue work on the lane's stream.
+TEST_P(Kernels, EqualTheCpusInChannelsLastWhenCaptured) {
+  each_sample([&](const OpDef&, const std::string& text) {
+    const Case x(text);
+    expect_equal(run(x, {.nhwc = true, .captured = true}), x.on_cpu(), kFloatTolerance);
+  });
+}
+
+/// Where the table has bf16: the CPU computes in f32 from the same rounded numbers.
+TEST_P(Kernels, EqualTheCpusInBf16) {
+  each_sample([&](const OpDef&, const std::string& text) {
+    if (text.find("f32[") == std::string::npos) return;
+    const Case narrow(text, DType::bf16);
+    const std::vector<HostTensor> results = run(narrow, {});
+    if (results.empty()) return;
+    Case wide(text);
+    for (std::size_t i = 0; i < wide.inputs.size(); ++i) {
+      HostTensor& to = wide.inputs[i];
+      for (std::int64_t k = 0; k < to.numel(); ++k) to.set_double(k, narrow.inputs[i].as_double(k));
+    }
+    expect_equal(results, wide.on_cpu(), kBf16Tolerance);
+  });
+}
+
+TEST_P(Kernels, ComputeInPlaceWhereTheOpsSay) {
+  each_sample([&](const OpDef& op, const std::string& text) {
+    const Case x(text);
+    for (const auto& [in, out] : op.traits.in_place) {
+      const auto i = static_cast<std::size_t>(in), o = static_cast<std::size_t>(out);
+      if (i >= x.node().inputs.size() || !x.node().inputs[i] || o >= x.node().outputs.size()) continue;
+      const Graph& graph = x.sample.graph;
+      if (graph.value(x.node().inputs[i]).type != graph.value(x.node().outputs[o]).type) continue;
+      SCOPED_TRACE(cat("input ", in, " in place of output ", out));
+      expect_equal(run(x, {.in_place = {in, out}}), run(x, {}), 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace onnxddp::cuda
