@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -28,6 +29,8 @@ class Device {
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
   virtual const KernelTable& kernels() const = 0;
   virtual int threads() const = 0;
+  /// Calls `body`; kernels that it prepares or runs queue their work on this lane.
+  virtual void on_lane(Lane /*lane*/, const std::function<void()>& body) { body(); }
 };
 
 /// The host. `threads`: per rank, for the loops of its kernels.

@@ -7,9 +7,8 @@ namespace {
 
 /// partial[chunk] = sum of its squares.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    squares_kernel(const ListEntry* tensors, const Chunk* chunks, double* partial) {
-  const ChunkView<ListEntry> chunk(tensors, chunks);
+__global__ void __launch_bounds__(kThreads) squares_kernel(ListView<ListEntry> list, double* partial) {
+  const ChunkView<ListEntry> chunk(list);
   const T* x = static_cast<const T*>(chunk.entry.x);
   double sum = 0;
   for (std::int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += blockDim.x) {
@@ -35,9 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    scale_kernel(const ListEntry* tensors, const Chunk* chunks, const float* factor) {
-  const ChunkView<ListEntry> chunk(tensors, chunks);
+__global__ void __launch_bounds__(kThreads) scale_kernel(ListView<ListEntry> list, const float* factor) {
+  const ChunkView<ListEntry> chunk(list);
   const T* x = static_cast<const T*>(chunk.entry.x);
   T* y = static_cast<T*>(chunk.entry.y);
   const float f = *factor;
@@ -56,9 +54,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    non_finite_kernel(const ListEntry* tensors, const Chunk* chunks, unsigned* flag) {
-  const ChunkView<ListEntry> chunk(tensors, chunks);
+__global__ void __launch_bounds__(kThreads) non_finite_kernel(ListView<ListEntry> list, unsigned* flag) {
+  const ChunkView<ListEntry> chunk(list);
   const T* x = static_cast<const T*>(chunk.entry.x);
   bool bad = false;
   for (std::int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += blockDim.x) {
@@ -82,21 +79,28 @@ std::vector<Range> list_ranges(const TensorList& list, bool written) {
 
 std::size_t sum_squares_scratch_bytes(const TensorList& list) { return list.chunks.size() * sizeof(double); }
 
-void sum_squares(const TensorList& list, DType dtype, DType to, void* y, void* scratch, cudaStream_t stream) {
-  CHECK(to == DType::f64 || to == DType::f32 || to == DType::bf16, "sum_squares into dtype number ",
-        static_cast<int>(to));
-  double* partial = static_cast<double*>(scratch);
-  const auto n = static_cast<std::int64_t>(list.chunks.size());
+void sum_squares_parts(const TensorList& list, DType dtype, double* parts, cudaStream_t stream) {
   with_float("sum_squares", dtype, [&](auto element) {
     using T = decltype(element);
     std::vector<Range> ranges = list_ranges<T>(list, false);
-    ranges.push_back(writes(partial, n));
+    ranges.push_back(writes(parts, static_cast<std::int64_t>(list.chunks.size())));
     launch("sum_squares", squares_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges,
-           list.device_tensors, list.device_chunks, partial);
+           view_of(list), parts);
   });
+}
+
+void sum_parts(const double* parts, std::int64_t n, DType to, void* y, cudaStream_t stream) {
+  CHECK(to == DType::f64 || to == DType::f32 || to == DType::bf16, "sum_parts into dtype number ",
+        static_cast<int>(to));
   const std::int64_t width = to == DType::f64 ? 8 : to == DType::f32 ? 4 : 2;
-  launch("sum_squares_finish", squares_sum_kernel, dim3(1), dim3(n > kWarp ? kThreads : kWarp), 0, stream,
-         {reads(partial, n), writes(static_cast<char*>(y), width)}, partial, n, to, y);
+  launch("sum_parts", squares_sum_kernel, dim3(1), dim3(n > kWarp ? kThreads : kWarp), 0, stream,
+         {reads(parts, n), writes(static_cast<char*>(y), width)}, parts, n, to, y);
+}
+
+void sum_squares(const TensorList& list, DType dtype, DType to, void* y, void* scratch, cudaStream_t stream) {
+  double* parts = static_cast<double*>(scratch);
+  sum_squares_parts(list, dtype, parts, stream);
+  sum_parts(parts, static_cast<std::int64_t>(list.chunks.size()), to, y, stream);
 }
 
 void scale(const TensorList& list, DType dtype, const float* factor, cudaStream_t stream) {
@@ -104,8 +108,8 @@ void scale(const TensorList& list, DType dtype, const float* factor, cudaStream_
     using T = decltype(element);
     std::vector<Range> ranges = list_ranges<T>(list, true);
     ranges.push_back(reads(factor, 1));
-    launch("scale", scale_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges, list.device_tensors,
-           list.device_chunks, factor);
+    launch("scale", scale_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges, view_of(list),
+           factor);
   });
 }
 
@@ -116,7 +120,7 @@ void find_non_finite(const TensorList& list, DType dtype, unsigned* flag, cudaSt
     std::vector<Range> ranges = list_ranges<T>(list, false);
     ranges.push_back(updates(flag, 1));
     launch("find_non_finite", non_finite_kernel<T>, list_grid(list), dim3(kThreads), 0, stream, ranges,
-           list.device_tensors, list.device_chunks, flag);
+           view_of(list), flag);
   });
 }
 

@@ -68,7 +68,8 @@ void reduce(Reduction kind, const ReducePlan& plan, DType dtype, const void* x, 
 void arg_max(DType dtype, const void* x, std::int64_t* y, std::int64_t outer, std::int64_t n,
              std::int64_t inner, cudaStream_t);
 
-/// Number of labels that are not `ignore`, as one f32, bf16, i64 or i32. wide: the labels are i64, else i32.
+/// Number of labels that are not `ignore`, as one f32, bf16, f64, i64 or i32. wide: the labels are i64, else
+/// i32.
 void count_targets(const void* labels, bool wide, std::int64_t n, std::int64_t ignore, DType to, void* y,
                    cudaStream_t);
 
@@ -238,7 +239,7 @@ std::vector<Chunk> chunks_of(const std::vector<Entry>& tensors) {
   return chunks;
 }
 /// A table and its chunks on the host (kept for the ranges of a launch) and where the caller has uploaded
-/// them.
+/// them. Without device tables it holds one tensor, which goes with the launch.
 template <class Entry>
 struct DeviceList {
   std::vector<Entry> tensors;
@@ -271,8 +272,12 @@ struct ListEntry {
   std::int64_t n;
 };
 using TensorList = DeviceList<ListEntry>;
+/// parts[i] = sum of the squares of chunk i, in double.
+void sum_squares_parts(const TensorList& list, DType dtype, double* parts, cudaStream_t);
+/// *y = sum of n parts in order; y: f32, bf16 or f64 by `to`.
+void sum_parts(const double* parts, std::int64_t n, DType to, void* y, cudaStream_t);
 std::size_t sum_squares_scratch_bytes(const TensorList& list);
-/// *y = sum of the squares of all elements, in double; y: f32, bf16 or f64 by `to`.
+/// Both: *y = sum of the squares of all elements.
 void sum_squares(const TensorList& list, DType dtype, DType to, void* y, void* scratch, cudaStream_t);
 /// y = x * *factor for every tensor.
 void scale(const TensorList& list, DType dtype, const float* factor, cudaStream_t);

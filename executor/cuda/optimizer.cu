@@ -61,8 +61,8 @@ __device__ inline void update_chunk(const ChunkView<UpdateEntry>& chunk, const f
 
 template <class P, class G>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(const UpdateEntry* tensors, const Chunk* chunks, bool nesterov, const float* scale) {
-  const ChunkView<UpdateEntry> chunk(tensors, chunks);
+    sgd_kernel(ListView<UpdateEntry> list, bool nesterov, const float* scale) {
+  const ChunkView<UpdateEntry> chunk(list);
   const auto step = scalar::Sgd<float>::from(chunk.entry.hyper, nesterov);
   const bool momentum = chunk.entry.m != nullptr;
   update_chunk<P, G>(chunk, scale, [&](float p, float g, float& m, float&, float&) {
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class P, class G>
 __global__ void __launch_bounds__(kThreads)
-    adam_kernel(const UpdateEntry* tensors, const Chunk* chunks, bool decoupled, const float* scale) {
-  const ChunkView<UpdateEntry> chunk(tensors, chunks);
+    adam_kernel(ListView<UpdateEntry> list, bool decoupled, const float* scale) {
+  const ChunkView<UpdateEntry> chunk(list);
   ONNXDDP_SHARED(float, numbers, [8]);  // the bias corrections need pow in double: once a block
   if (threadIdx.x == 0) {
     const auto a = scalar::Adam<float>::from(chunk.entry.hyper, decoupled);
@@ -127,8 +127,7 @@ void sgd(const UpdateList& list, DType p, DType g, bool nesterov, const float* g
     using P = decltype(parameter);
     using G = decltype(gradient);
     launch("sgd", sgd_kernel<P, G>, list_grid(list), dim3(kThreads), 0, stream,
-           update_ranges(list, sizeof(P), sizeof(G), 5, grad_scale), list.device_tensors, list.device_chunks,
-           nesterov, grad_scale);
+           update_ranges(list, sizeof(P), sizeof(G), 5, grad_scale), view_of(list), nesterov, grad_scale);
   });
 }
 
@@ -138,8 +137,7 @@ void adam(const UpdateList& list, DType p, DType g, bool decoupled, const float*
     using P = decltype(parameter);
     using G = decltype(gradient);
     launch("adam", adam_kernel<P, G>, list_grid(list), dim3(kThreads), 0, stream,
-           update_ranges(list, sizeof(P), sizeof(G), 6, grad_scale), list.device_tensors, list.device_chunks,
-           decoupled, grad_scale);
+           update_ranges(list, sizeof(P), sizeof(G), 6, grad_scale), view_of(list), decoupled, grad_scale);
   });
 }
 

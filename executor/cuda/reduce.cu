@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(1024)
   switch (to) {
     case DType::f32: *static_cast<float*>(y) = static_cast<float>(kept); break;
     case DType::bf16: *static_cast<bf16*>(y) = __float2bfloat16(static_cast<float>(kept)); break;
+    case DType::f64: *static_cast<double*>(y) = static_cast<double>(kept); break;
     case DType::i64: *static_cast<std::int64_t*>(y) = kept; break;
     default: *static_cast<std::int32_t*>(y) = static_cast<std::int32_t>(kept);
   }
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(1024)
 
 template <class L>
 void count(const void* labels, std::int64_t n, std::int64_t ignore, DType to, void* y, cudaStream_t stream) {
-  const std::int64_t width = to == DType::i64 ? 8 : to == DType::bf16 ? 2 : 4;
+  const std::int64_t width = to == DType::i64 || to == DType::f64 ? 8 : to == DType::bf16 ? 2 : 4;
   const L* data = static_cast<const L*>(labels);
   const unsigned threads = n > 256 ? 1024 : 64;
   launch("count_targets", count_kernel<L>, dim3(1), dim3(threads), 0, stream,

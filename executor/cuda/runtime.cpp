@@ -5,6 +5,7 @@
 #include "executor/cuda/blas.h"
 #include "executor/cuda/conv.h"
 #include "executor/cuda/kernel_table.h"
+#include "executor/cuda/kernels.h"
 #include "executor/cuda/status.h"
 
 namespace onnxddp::cuda {
@@ -83,12 +84,15 @@ int device_count(std::string* reason) {
 }
 
 CudaDevice::CudaDevice(std::string kind, int index)
-    : kind_(std::move(kind)), index_(select_device(index)), comm_(true) {
+    : kind_(std::move(kind)), index_(select_device(index)), comm_(true), fault_(sizeof(FaultWord)) {
   cudaDeviceProp properties;
   CUDA_OK(cudaGetDeviceProperties(&properties, index));
   title_ = properties.name;
   blas_ = std::make_unique<Blas>(compute_.get());
   cudnn_ = std::make_unique<Cudnn>(compute_.get());
+  plans_ = std::make_unique<ConvPlanCache>();
+  CUDA_OK(cudaMemsetAsync(fault_.get(), 0xFF, fault_.bytes(), transfer_.get()));
+  transfer_.synchronize();
 }
 CudaDevice::~CudaDevice() = default;
 
@@ -112,9 +116,30 @@ void CudaDevice::download(void* host, const void* device, std::size_t bytes) {
   CUDA_OK(cudaDeviceSynchronize());
   CUDA_OK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, transfer_.get()));
   transfer_.synchronize();
+  check_fault();
+}
+void CudaDevice::check_fault() {
+  FaultWord found = 0;
+  CUDA_OK(cudaMemcpyAsync(&found, fault_.get(), sizeof found, cudaMemcpyDeviceToHost, transfer_.get()));
+  transfer_.synchronize();
+  if (found == ~FaultWord{0}) return;
+  CUDA_OK(cudaMemsetAsync(fault_.get(), 0xFF, fault_.bytes(), transfer_.get()));
+  transfer_.synchronize();
+  throw Error(cat("a label or an index is out of range: ", static_cast<std::int32_t>(found & 0xFFFFFFFFu),
+                  " at position ", found >> 32, " of its tensor"))
+      .hint("--device cpu names the tensor and the range");
 }
 
 const KernelTable& CudaDevice::kernels() const { return cuda_kernels(); }
-Lane CudaDevice::lane() const { return {compute_.get(), blas_.get(), cudnn_.get()}; }
+Lane CudaDevice::lane() const {
+  return {compute_.get(), blas_.get(), cudnn_.get(), plans_.get(), fault_.as<FaultWord>()};
+}
+void CudaDevice::on_lane(onnxddp::Lane lane, const std::function<void()>& body) {
+  Lane own = this->lane();
+  if (lane == onnxddp::Lane::comm) own = {comm_.get()};
+  if (lane == onnxddp::Lane::copy) own = {transfer_.get()};
+  const LaneScope scope(own);
+  body();
+}
 
 }  // namespace onnxddp::cuda

@@ -15,6 +15,7 @@
 namespace onnxddp::cuda {
 
 class Blas;
+class ConvPlanCache;
 class Cudnn;
 
 /// Sole owner of a handle, which `Destroy` gives back (its status does not matter: there is nobody to tell).
@@ -122,11 +123,13 @@ class PinnedMemory {
   std::size_t bytes_ = 0;
 };
 
-/// Where kernels of the table queue their work: a stream and the library handles that belong to it.
+/// Where kernels of the table queue their work: a stream and what belongs to it.
 struct Lane {
   cudaStream_t stream = nullptr;
   Blas* blas = nullptr;
   Cudnn* cudnn = nullptr;
+  ConvPlanCache* plans = nullptr;
+  unsigned long long* fault = nullptr;  // FaultWord (kernels.h) of the device
 };
 /// The lane of this thread's innermost LaneScope; InternalError without one.
 const Lane& current_lane();
@@ -158,22 +161,28 @@ class CudaDevice : public Device {
   void free(void* memory) override;
   /// Both wait for all work queued so far, then copy.
   void upload(void* device, const void* host, std::size_t bytes) override;
+  /// Throws Error if work since the last download met a label or an index that is out of range.
   void download(void* host, const void* device, std::size_t bytes) override;
   const KernelTable& kernels() const override;
   int threads() const override { return 1; }
+  void on_lane(onnxddp::Lane lane, const std::function<void()>& body) override;
 
   Stream& compute() { return compute_; }
   Stream& comm() { return comm_; }          ///< high priority
   Stream& transfer() { return transfer_; }  ///< host to device
-  /// The compute lane with its handles.
+  /// The compute lane with its handles; convolution plans and the fault word are the device's.
   Lane lane() const;
 
  private:
+  void check_fault();
+
   std::string kind_, title_;
   int index_;
   Stream compute_, comm_, transfer_;
   std::unique_ptr<Blas> blas_;
   std::unique_ptr<Cudnn> cudnn_;
+  std::unique_ptr<ConvPlanCache> plans_;
+  DeviceMemory fault_;
 };
 
 }  // namespace onnxddp::cuda
