@@ -30,6 +30,8 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
 const KernelTable& cuda_kernels() {
   static const KernelTable table = [] {
     KernelTable t;
+    add_elementwise(t);
+    add_reductions(t);
     add_products(t);
     add_convolutions(t);
     return t;
