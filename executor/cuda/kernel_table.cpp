@@ -32,6 +32,8 @@ const KernelTable& cuda_kernels() {
     KernelTable t;
     add_elementwise(t);
     add_reductions(t);
+    add_layouts(t);
+    add_indexing(t);
     add_products(t);
     add_convolutions(t);
     return t;

@@ -17,18 +17,6 @@ struct Missing {
   std::string op, reason;
 };
 const std::vector<Missing> kMissing = {
-    {"Identity", "layouts: not in the table yet"},
-    {"Copy", "layouts: not in the table yet"},
-    {"Reshape", "layouts: not in the table yet"},
-    {"Transpose", "layouts: not in the table yet"},
-    {"Expand", "layouts: not in the table yet"},
-    {"Concat", "layouts: not in the table yet"},
-    {"Slice", "layouts: not in the table yet"},
-    {"SumPieces", "layouts: not in the table yet"},
-    {"Reorder", "layouts: not in the table yet"},
-    {"Gather", "indexing: not in the table yet"},
-    {"GatherGrad", "indexing: not in the table yet"},
-    {"Dropout", "indexing: not in the table yet"},
     {"Softmax", "losses: not in the table yet"},
     {"LogSoftmax", "losses: not in the table yet"},
     {"CrossEntropyLoss", "losses: not in the table yet"},
