@@ -32,6 +32,9 @@ const KernelTable& cuda_kernels() {
     KernelTable t;
     add_elementwise(t);
     add_reductions(t);
+    add_losses(t);
+    add_norms(t);
+    add_pools(t);
     add_layouts(t);
     add_indexing(t);
     add_products(t);
