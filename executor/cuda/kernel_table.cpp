@@ -37,6 +37,8 @@ const KernelTable& cuda_kernels() {
     add_pools(t);
     add_layouts(t);
     add_indexing(t);
+    add_updates(t);
+    add_collectives(t);
     add_products(t);
     add_convolutions(t);
     return t;
