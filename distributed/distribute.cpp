@@ -52,41 +52,107 @@ std::vector<NodeId> nodes_of(const Graph& graph, std::string_view op) {
   return out;
 }
 
-/// Rule 1: batch statistics are gathered from all ranks and merged.
+/// Nodes of `op` in groups that one collective can serve: as many of them lie before each member on its
+/// longest path, so no path leads from one member to another. In order of their last members.
+std::vector<std::vector<NodeId>> siblings(const Graph& graph, std::string_view op) {
+  std::unordered_map<NodeId, int> depth;
+  std::map<std::pair<int, DType>, std::vector<NodeId>> groups;
+  for (NodeId id : graph.order) {
+    const Node& node = graph.node(id);
+    int deepest = 0;
+    for (ValueId input : node.inputs)
+      if (input)
+        if (const auto at = depth.find(graph.value(input).producer); at != depth.end())
+          deepest = std::max(deepest, at->second);
+    if (node.op->name == op) groups[{deepest++, graph.value(node.outputs[0]).type.dtype}].push_back(id);
+    depth[id] = deepest;
+  }
+  std::vector<std::vector<NodeId>> out;
+  for (auto& [key, members] : groups) out.push_back(std::move(members));
+  return out;
+}
+
+/// Moves nodes behind what they read, else leaves the order as it is.
+void restore_order(Graph& graph) {
+  std::unordered_map<NodeId, std::size_t> position;
+  for (std::size_t i = 0; i < graph.order.size(); ++i) position[graph.order[i]] = i;
+  std::vector<std::size_t> missing(graph.order.size());
+  std::vector<std::vector<std::size_t>> readers(graph.order.size());
+  for (std::size_t i = 0; i < graph.order.size(); ++i)
+    for (ValueId input : graph.node(graph.order[i]).inputs) {
+      const auto at = input ? position.find(graph.value(input).producer) : position.end();
+      if (at == position.end()) continue;
+      readers[at->second].push_back(i);
+      ++missing[i];
+    }
+  std::set<std::size_t> ready;
+  for (std::size_t i = 0; i < missing.size(); ++i)
+    if (missing[i] == 0) ready.insert(i);
+  std::vector<NodeId> order;
+  while (!ready.empty()) {
+    const std::size_t next = *ready.begin();
+    ready.erase(ready.begin());
+    order.push_back(graph.order[next]);
+    for (std::size_t reader : readers[next])
+      if (--missing[reader] == 0) ready.insert(reader);
+  }
+  CHECK(order.size() == graph.order.size(), "siblings that depend on each other");
+  graph.order = std::move(order);
+}
+
+/// Rule 1: batch statistics are gathered from all ranks and merged. Siblings share one gather: their
+/// statistics travel end to end.
 void merge_statistics(Graph& graph, int ranks) {
   Inserter inserter(graph);
   std::vector<std::pair<ValueId, ValueId>> replaced;
-  for (NodeId id : nodes_of(graph, "BatchStats")) {
-    const ValueId stats = graph.node(id).outputs[0];
-    Builder builder(graph, inserter.behind(id));
-    builder.set_origin(graph.node(id).origin);
-    const std::string name = graph.value(stats).name;
-    const ValueId all = builder.emit("AllGather", {stats}, {{"ranks", std::int64_t{ranks}}},
-                                     {graph.unique_name(name + ".all")})[0];
-    replaced.emplace_back(stats,
-                          builder.emit("MergeStats", {all}, {}, {graph.unique_name(name + ".merged")})[0]);
+  for (const std::vector<NodeId>& group : siblings(graph, "BatchStats")) {
+    Builder builder(graph, inserter.behind(group.back()));
+    builder.set_origin(graph.node(group.back()).origin);
+    std::vector<Expr> local;
+    for (NodeId id : group) local.push_back(builder.expr(graph.node(id).outputs[0]));
+    const auto name = [&](std::size_t i, const char* role) {
+      return graph.unique_name(graph.value(local[i].id()).name + role);
+    };
+    const bool alone = group.size() == 1;
+    const Expr mine = alone ? local[0] : builder.call("Concat", local, {{"axis", 0}}, name(0, ".siblings"));
+    const Expr all = builder.call("AllGather", {mine}, {{"ranks", std::int64_t{ranks}}}, name(0, ".all"));
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const std::int64_t end = at + local[i].shape()[0].value();
+      const Attrs piece{{"axes", Ints{1}}, {"starts", Ints{at}}, {"ends", Ints{end}}, {"steps", Ints{1}}};
+      const Expr own = alone ? all : builder.call("Slice", {all}, piece, name(i, ".ranks"));
+      replaced.emplace_back(local[i].id(), builder.call("MergeStats", {own}, {}, name(i, ".merged")).id());
+      at = end;
+    }
   }
   for (const auto& [local, merged] : replaced) graph.replace_uses(local, merged);
   inserter.apply();
+  restore_order(graph);
 }
 
-/// Rule 2: the gradient sums that a training batch norm's backward reads are summed over ranks. Where such a
-/// sum is the whole gradient of a scale or bias, the reduced value is that gradient; where more is added to
-/// it, the local sum goes the usual way through a bucket.
+/// Rule 2: the gradient sums that a training batch norm's backward reads are summed over ranks, those of
+/// siblings by one all-reduce. Where such a sum is the whole gradient of a scale or bias, the reduced value
+/// is that gradient; where more is added to it, the local sum goes the usual way through a bucket.
 std::set<ValueId> reduce_batch_norm_sums(Graph& graph) {
+  std::set<ValueId> wanted;
+  for (NodeId id : nodes_of(graph, "BatchNormGradApply")) {
+    const std::vector<ValueId>& inputs = graph.node(id).inputs;
+    if (inputs.size() > 4) wanted.insert(inputs[4]);
+  }
   Inserter inserter(graph);
   std::map<ValueId, ValueId> reduced;
-  for (NodeId id : nodes_of(graph, "BatchNormGradSums")) {
-    const std::vector<ValueId> sums = graph.node(id).outputs;
-    const auto read_by_apply = [&](NodeId user) {
-      const Node& node = graph.node(user);
-      return node.op->name == "BatchNormGradApply" && node.inputs.size() > 4 && node.inputs[4] == sums[0];
-    };
-    if (std::none_of(graph.order.begin(), graph.order.end(), read_by_apply)) continue;
-    Builder builder(graph, inserter.behind(id));
-    builder.set_origin(graph.node(id).origin);
+  for (std::vector<NodeId>& group : siblings(graph, "BatchNormGradSums")) {
+    std::erase_if(group, [&](NodeId id) { return wanted.count(graph.node(id).outputs[0]) == 0; });
+    if (group.empty()) continue;
+    Builder builder(graph, inserter.behind(group.back()));
+    builder.set_origin(graph.node(group.back()).origin);
+    std::vector<ValueId> sums;
     std::vector<std::string> names;
-    for (ValueId sum : sums) names.push_back(graph.unique_name(graph.value(sum).name + ".sum"));
+    for (NodeId id : group)
+      for (ValueId sum : graph.node(id).outputs) {
+        sums.push_back(sum);
+        names.push_back(graph.unique_name(graph.value(sum).name + ".sum"));
+      }
     const std::vector<ValueId> totals = builder.emit("AllReduce", sums, {}, names, sums.size());
     for (std::size_t i = 0; i < sums.size(); ++i) reduced.emplace(sums[i], totals[i]);
   }
@@ -102,6 +168,7 @@ std::set<ValueId> reduce_batch_norm_sums(Graph& graph) {
     done.insert(param);
   }
   inserter.apply();
+  restore_order(graph);
   return done;
 }
 

@@ -86,6 +86,44 @@ TEST(Distribute, SyncBatchNormGathersStatisticsOnceAndReducesTheSums) {
        "loss.total: f32[] = AllReduce(loss)", "output scale.grad = scale.grad.sum"});
 }
 
+// A residual block's shortcut: a and b lie side by side, c behind both.
+TEST(Distribute, SiblingBatchNormsShareOneGatherAndOneReduction) {
+  Graph graph = parse(testing::unindent(R"(
+    graph g v1
+    input  x: f32[N,4,2,2]
+    input  dy: f32[N,4,2,2]
+    param  scale: f32[4]
+    param  bias: f32[4]
+      a.stats: f32[10] = BatchStats(x)
+      a: f32[N,4,2,2] = BatchNormApply(x, scale, bias, a.stats) {epsilon=1e-05}
+      r: f32[N,4,2,2] = Relu(a)
+      b.stats: f32[10] = BatchStats(dy)
+      b: f32[N,4,2,2] = BatchNormApply(dy, scale, bias, b.stats) {epsilon=1e-05}
+      c.stats: f32[10] = BatchStats(r)
+      c: f32[N,4,2,2] = BatchNormApply(r, scale, bias, c.stats) {epsilon=1e-05}
+      b.bias: f32[4], b.scale: f32[4] = BatchNormGradSums(c, dy, b.stats) {epsilon=1e-05}
+      b.grad: f32[N,4,2,2] = BatchNormGradApply(c, dy, scale, b.stats, b.bias, b.scale) {epsilon=1e-05}
+      a.bias: f32[4], a.scale: f32[4] = BatchNormGradSums(c, x, a.stats) {epsilon=1e-05}
+      a.grad: f32[N,4,2,2] = BatchNormGradApply(c, x, scale, a.stats, a.bias, a.scale) {epsilon=1e-05}
+      loss: f32[] = SumSquares(b, a.grad, b.grad)
+    output loss
+  )"));
+  two_ranks(true)(graph);
+  EXPECT_LINES(
+      dump(graph),
+      {"a.stats: f32[10] = BatchStats(x)", testing::next_line("b.stats: f32[10] = BatchStats(dy)"),
+       testing::next_line("a.stats.siblings: f32[20] = Concat(a.stats, b.stats) {axis=0}"),
+       testing::next_line("a.stats.all: f32[2,20] = AllGather(a.stats.siblings) {ranks=2}"),
+       testing::next_line("a.stats.ranks: f32[2,10] = Slice(a.stats.all)"),
+       testing::next_line("a.stats.merged: f32[10] = MergeStats(a.stats.ranks)"), "r: f32[N,4,2,2] = Relu(a)",
+       "b.stats.ranks: f32[2,10] = Slice(a.stats.all)", "c.stats.all: f32[2,10] = AllGather(c.stats)",
+       "a.bias: f32[4], a.scale: f32[4] = BatchNormGradSums(c, x, a.stats.merged)",
+       testing::next_line(
+           "b.bias.sum: f32[4], b.scale.sum: f32[4], a.bias.sum: f32[4], a.scale.sum: f32[4] = "
+           "AllReduce(b.bias, b.scale, a.bias, a.scale)"),
+       "b.grad: f32[N,4,2,2] = BatchNormGradApply(c, dy, scale, b.stats.merged, b.bias.sum, b.scale.sum)"});
+}
+
 TEST(Distribute, SumsThatAreOnlyPartOfAGradientStayInTheBuckets) {
   std::string text = testing::unindent(kBatchNorm);
   const std::string output = "output scale.grad\n";
