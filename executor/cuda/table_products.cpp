@@ -1,4 +1,6 @@
 // Matrix products by cuBLAS, convolutions by cuDNN.
+#include <algorithm>
+
 #include "executor/cuda/blas.h"
 #include "executor/cuda/conv.h"
 #include "executor/cuda/table_parts.h"
@@ -11,12 +13,6 @@ struct Piece {
   Product product;
   std::int64_t a = 0, b = 0, c = 0;
 };
-
-/// The operand as [batch axes…, rows, columns]; a vector becomes a matrix of one row (a) or one column (b).
-Ints matrix_shape(const Ints& shape, bool left) {
-  if (shape.size() > 1) return shape;
-  return left ? Ints{1, shape[0]} : Ints{shape[0], 1};
-}
 
 /// Matrices between neighbours along each batch axis of the result; 0 where the operand is broadcast.
 Ints batch_steps(const Ints& shape, const Ints& batch) {
@@ -31,8 +27,16 @@ Ints batch_steps(const Ints& shape, const Ints& batch) {
   return steps;
 }
 
-std::vector<Piece> matmul_pieces(const Ints& a_shape, const Ints& b_shape, DType dtype) {
-  const Ints a = matrix_shape(a_shape, true), b = matrix_shape(b_shape, false);
+std::vector<Piece> matmul_pieces(const Ints& a, const Ints& b, DType dtype) {
+  Product p;
+  p.m = a[a.size() - 2];
+  p.k = a.back();
+  p.n = b.back();
+  p.dtype = p.result = dtype;
+  if (std::all_of(b.begin(), b.end() - 2, [](std::int64_t size) { return size == 1; })) {
+    for (std::size_t d = 0; d + 2 < a.size(); ++d) p.m *= a[d];  // one matrix for all of a's rows
+    return {{p}};
+  }
   Ints batch(std::max(a.size(), b.size()) - 2, 1);
   for (const Ints* shape : {&a, &b})
     for (std::size_t i = 0; i + 2 < shape->size(); ++i) {
@@ -41,23 +45,16 @@ std::vector<Piece> matmul_pieces(const Ints& a_shape, const Ints& b_shape, DType
       if (own != 1) size = own;
     }
   const Ints a_steps = batch_steps(a, batch), b_steps = batch_steps(b, batch);
-  Product p;
-  p.m = a[a.size() - 2];
-  p.k = a.back();
-  p.n = b.back();
-  p.dtype = p.result = dtype;
+  p.batch = batch.back();  // the last batch axis is one strided product
+  p.stride_a = a_steps.back() * p.m * p.k;
+  p.stride_b = b_steps.back() * p.k * p.n;
   p.stride_c = p.m * p.n;
-  if (!batch.empty()) {  // the last batch axis is one strided product
-    p.batch = batch.back();
-    p.stride_a = a_steps.back() * p.m * p.k;
-    p.stride_b = b_steps.back() * p.k * p.n;
-  }
   const std::int64_t total = numel(batch) / std::max<std::int64_t>(p.batch, 1);
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < total; ++i) {
     Piece piece{p, 0, 0, i * p.batch * p.stride_c};
     std::int64_t rest = i;
-    for (std::size_t axis = batch.empty() ? 0 : batch.size() - 1; axis-- > 0;) {
+    for (std::size_t axis = batch.size() - 1; axis-- > 0;) {
       piece.a += rest % batch[axis] * a_steps[axis] * p.m * p.k;
       piece.b += rest % batch[axis] * b_steps[axis] * p.k * p.n;
       rest /= batch[axis];

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
 #include "executor/cuda/loader.h"
+#include "graph/text.h"
 
 namespace onnxddp::cuda {
 namespace {
@@ -74,6 +76,33 @@ TEST(Module, TableWorks) {
   device->free(memory);
   const std::unique_ptr<Device> cpu = make_cpu_device(1);
   EXPECT_THROW(table.make_communicator(*cpu, {}), InternalError);
+}
+
+/// Kernels of the module run through its table and its device's lane.
+TEST(Module, KernelsRun) {
+  const ModuleTable& table = open_module("cudaemu");
+  const std::unique_ptr<Device> device = table.make_device("cudaemu", 0);
+  const Sample sample = parse_sample("CrossEntropyLoss(f32[2,2], i64[2])");
+  const float logits[] = {1, 1, 3, 3};
+  const std::int64_t labels[] = {0, 1};
+  void* x = device->allocate(sizeof logits);
+  void* t = device->allocate(sizeof labels);
+  void* y = device->allocate(sizeof(float));
+  device->upload(x, logits, sizeof logits);
+  device->upload(t, labels, sizeof labels);
+  PlanContext c(sample.graph, sample.graph.node(sample.graph.order.at(0)),
+                {{DType::f32, {2, 2}}, {DType::i64, {2}}}, {{DType::f32, {}}}, 1);
+  device->on_lane(onnxddp::Lane::compute, [&] {
+    const onnxddp::Run run = table.kernels().find("CrossEntropyLoss", DType::f32)->prepare(c);
+    void* scratch = device->allocate(c.scratch_bytes);
+    const void* in[] = {x, t};
+    run({in, &y, scratch, nullptr});
+    float loss = 0;
+    device->download(&loss, y, sizeof loss);
+    EXPECT_NEAR(loss, 2 * std::log(2.0), 1e-6);
+    device->free(scratch);
+  });
+  for (void* memory : {x, t, y}) device->free(memory);
 }
 
 TEST(Module, EntryRefusesAnotherBuild) {

@@ -11,6 +11,7 @@
 
 #include "distributed/store.h"
 #include "executor/cuda/status.h"
+#include "tests/cuda/training_case.h"
 #include "tests/cudaemu/control.h"
 #include "tests/cudaemu/processes.h"
 
@@ -115,6 +116,58 @@ TEST(NcclCommunicator, CollectivesOfTwoAndThreeProcesses) {
       }));
     }
   }
+}
+
+/// The table's AllReduce of two operands that lie side by side in whole cache lines, or apart.
+void reduce_by_the_table(Rank& r) {
+  DeviceMemory memory(256);
+  std::vector<float> values(64, 0.0f);
+  values[0] = 1, values[1] = 2, values[16] = 3, values[48] = 4;
+  r.device.upload(memory.get(), values.data(), memory.bytes());
+  const auto at = [&](int i) { return memory.as<float>() + i; };
+  const Graph graph;
+  Node node;
+  node.op = default_registry().find("AllReduce");
+  r.device.on_lane(onnxddp::Lane::comm, [&] {
+    for (const int second : {16, 48}) {
+      PlanContext c(graph, node, {{DType::f32, {2}}, {DType::f32, {1}}},
+                    {{DType::f32, {2}}, {DType::f32, {1}}}, 1);
+      void* places[] = {at(0), at(second)};
+      r.device.kernels()
+          .find("AllReduce", DType::f32)
+          ->prepare(c)({places, places, nullptr, r.communicator.get()});
+    }
+    r.communicator->wait(r.device.comm().get());
+  });
+  const auto n = static_cast<float>(r.options.size);
+  const std::vector<float> sums = r.download(memory);
+  require(sums[0] == n * n && sums[1] == 2 * n * n && sums[16] == 3 * n && sums[48] == 4 * n,
+          "all-reduce of the table");
+}
+
+TEST(NcclCommunicator, TableQueuesCollectives) {
+  StoreServer server("127.0.0.1", 0, "secret");
+  expect_all_well(run_processes(2, [&](int rank) {
+    Rank r(rank, 2, server.port());
+    reduce_by_the_table(r);
+  }));
+}
+
+/// Data-parallel steps with synchronised batch norm: on two devices as on two ranks of the CPU.
+TEST(NcclCommunicator, TwoRanksTrainAsOnTheCpu) {
+  const OptimizerSpec optimizer{"adam", {}};
+  std::vector<States> expected(2);
+  run_ranks(2, [&](Communicator& communicator) {
+    const std::unique_ptr<Device> cpu = make_cpu_device(1);
+    expected[static_cast<std::size_t>(communicator.rank())] = train(*cpu, communicator, optimizer);
+  });
+  StoreServer server("127.0.0.1", 0, "secret");
+  expect_all_well(run_processes(2, [&](int rank) {
+    Rank r(rank, 2, server.port());
+    const double difference = worst_difference(train(r.device, *r.communicator, optimizer),
+                                               expected[static_cast<std::size_t>(rank)]);
+    require(difference <= 1e-5, cat("states differ by ", difference));
+  }));
 }
 
 template <class F>

@@ -222,5 +222,62 @@ TEST_P(Kernels, ComputeInPlaceWhereTheOpsSay) {
   });
 }
 
+/// What the CPU refuses when it runs, the device refuses when results are fetched, once.
+TEST_P(Kernels, LabelsAndIndicesOutOfRangeAreErrors) {
+  for (const auto& [text, found] :
+       {std::pair("CrossEntropyLoss(f32[3,5], i64[3]=[0,5,2])", "5 at position 1"),
+        {"NllLossGrad(f32[3,5], i64[3]=[0,4,-2], f32[])", "-2 at position 2"},
+        {"Gather(f32[4,3], i64[2]=[-5,9])", "-5 at position 0"},
+        {"GatherGrad(f32[2,3], i64[2]=[0,4]) {shape=[4,3]}", "4 at position 1"}}) {
+    const Case x(text);
+    try {
+      run(x, {});
+      ADD_FAILURE() << "no error: " << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(found), std::string::npos) << error.what();
+    }
+    run(Case("Gather(f32[4,3], i64[2]=[0,3])"), {});
+  }
+}
+
+/// Shapes that the entries' samples leave out.
+TEST_P(Kernels, EqualTheCpusInCorners) {
+  for (const std::string text :
+       {"Conv(f32[0,3,5,5], f32[4,3,3,3], f32[4])",
+        "ConvWeightGrad(f32[0,4,3,3], f32[0,3,5,5]) {shape=[4,3,3,3]}",
+        "Conv(f32[2,4,3,3], f32[8,4,1,1], f32[8])",
+        "Relu(f32[0,3])",
+        "Add(f32[0,3], f32[3])",
+        "ReduceSum(f32[0,3]) {axes=[0]}",
+        "ReduceMax(f32[2,3,4,5]) {axes=[1,3], keepdims=0}",
+        "ReduceMean(f32[300,40]) {axes=[0]}",
+        "SumTo(f32[2,3,4,5]) {shape=[3,1,1]}",
+        "CrossEntropyLoss(f32[0,5], i64[0])",
+        "Gather(f32[4,3], i64[0])",
+        "GatherGrad(f32[0,3], i64[0]) {shape=[4,3]}",
+        "Softmax(f32[2,3,4,5]) {axis=1}",
+        "Softmax(f32[2,3,4,5]) {axis=2}",
+        "SumSquares(f32[3], f32[0], f32[9000])",
+        "Transpose(f32[2,3,4,5]) {perm=[0,2,3,1]}",
+        "Concat(f32[2,3,4,4], f32[2,1,4,4]) {axis=1}",
+        "Expand(f32[2,3,1,1]) {shape=[2,3,4,4]}",
+        "Slice(f32[2,6,4,4]) {axes=[1], starts=[5], ends=[0], steps=[-2]}",
+        "MatMul(f32[2,3,4], f32[1,4,5])",
+        "MatMul(f32[2,3,0], f32[0,5])",
+        "MatMul(f32[0,3], f32[3,4])",
+        "Gemm(f32[2,0], f32[0,4], f32[4])",
+        "BatchStats(f32[4,8,5,5])",
+        "BatchStats(f32[0,3])",
+        "BatchNormApply(f32[2,3,5,5], f32[3], f32[3], f32[8]=[0.1,-0.2,0.3,5,7,6,0,50])"}) {
+    SCOPED_TRACE(text);
+    try {
+      const Case x(text);
+      for (const bool nhwc : {false, true}) expect_equal(run(x, {.nhwc = nhwc}), x.on_cpu(), kFloatTolerance);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace onnxddp::cuda

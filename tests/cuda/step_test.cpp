@@ -1,0 +1,22 @@
+// Whole training steps on the device: a session's plan made of the table's kernels.
+#include "tests/cuda/device_case.h"
+#include "tests/cuda/training_case.h"
+
+namespace onnxddp::cuda {
+namespace {
+
+class Steps : public DeviceTest {};
+INSTANTIATE_LONG_DEVICE_TESTS(Steps);
+
+TEST_P(Steps, TrainAsOnTheCpu) {
+  const std::unique_ptr<Communicator> alone = make_communicator({});
+  const std::unique_ptr<Device> cpu = make_cpu_device(1);
+  for (const OptimizerSpec& optimizer :
+       {OptimizerSpec{"sgd", {{"momentum", "0.9"}}}, OptimizerSpec{"adam", {}}}) {
+    SCOPED_TRACE(optimizer.name);
+    EXPECT_LE(worst_difference(train(*device_, *alone, optimizer), train(*cpu, *alone, optimizer)), 1e-5);
+  }
+}
+
+}  // namespace
+}  // namespace onnxddp::cuda
