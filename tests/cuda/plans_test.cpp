@@ -117,6 +117,41 @@ TEST_F(Plans, OfResNet50InStrictFloat) {
 TEST_F(Plans, OfResNet50InTf32) { build_all(kResNet50, DType::f32, {FloatMath::tf32, true, kSmall}); }
 TEST_F(Plans, OfResNet50InBf16) { build_all(kResNet50, DType::bf16, {FloatMath::strict, true, kSmall}); }
 
+/// What ONNX allows and the models do not have: pads that differ by side, dilation, groups down to one
+/// channel, odd numbers of channels.
+std::vector<ConvProblem> unusual() {
+  ConvProblem uneven;
+  uneven.n = 2, uneven.c = 3, uneven.h = 6, uneven.w = 5, uneven.k = 4, uneven.r = 3, uneven.s = 2;
+  uneven.left = uneven.bottom = 1, uneven.stride_h = 2;
+  ConvProblem dilated;
+  dilated.n = 1, dilated.c = 2, dilated.h = dilated.w = 7, dilated.k = 3, dilated.r = dilated.s = 3;
+  dilated.top = 2, dilated.left = 1, dilated.right = 2, dilated.dilation_h = dilated.dilation_w = 2;
+  ConvProblem groups;
+  groups.n = 2, groups.c = 4, groups.h = groups.w = 5, groups.k = 6, groups.r = groups.s = 3;
+  groups.top = groups.left = groups.bottom = groups.right = 1, groups.group = 2;
+  groups.stride_h = groups.stride_w = 2;
+  ConvProblem channels = groups;
+  channels.k = channels.group = 4;
+  return {uneven, dilated, groups, channels};
+}
+
+TEST_F(Plans, OfUnusualConvolutions) {
+  for (ConvProblem p : unusual()) {
+    for (const ConvKind kind : {ConvKind::forward, ConvKind::data_grad, ConvKind::weight_grad}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        p.kind = kind;
+        p.dtype = dtype;
+        SCOPED_TRACE(describe(p, {}));
+        try {
+          ConvPlan::build(*cudnn_, p, {});
+        } catch (const Error& e) {
+          ADD_FAILURE() << e.report();
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Plans, ASerialisedPlanLoadsAgain) {
   for (const ConvKind kind : {ConvKind::forward, ConvKind::data_grad, ConvKind::weight_grad}) {
     const ConvPlan plan = ConvPlan::build(*cudnn_, problem(kind, DType::bf16, kResNet20[1]), {});
