@@ -106,6 +106,16 @@ TEST_P(Owners, AFailedCaptureLeavesTheStreamUsable) {
   device_->compute().synchronize();
 }
 
+TEST_P(Owners, LanesOfTheDeviceHaveTheirStreams) {
+  using Which = onnxddp::Lane;
+  for (const auto& [which, stream] :
+       {std::pair(Which::compute, &device_->compute()), std::pair(Which::comm, &device_->comm()),
+        std::pair(Which::copy, &device_->transfer())}) {
+    device_->on_lane(which, [&, wanted = stream->get()] { EXPECT_EQ(current_lane().stream, wanted); });
+  }
+  EXPECT_THROW(current_lane(), InternalError);
+}
+
 TEST(Lanes, NestAndMustBeThere) {
   EXPECT_THROW(current_lane(), InternalError);
   const LaneScope outer(Lane{reinterpret_cast<cudaStream_t>(1), nullptr, nullptr});

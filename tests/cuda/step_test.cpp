@@ -1,4 +1,5 @@
 // Whole training steps on the device: a session's plan made of the table's kernels.
+#include "executor/cuda/nccl.h"
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/training_case.h"
 
@@ -9,12 +10,12 @@ class Steps : public DeviceTest {};
 INSTANTIATE_LONG_DEVICE_TESTS(Steps);
 
 TEST_P(Steps, TrainAsOnTheCpu) {
-  const std::unique_ptr<Communicator> alone = make_communicator({});
+  NcclCommunicator alone({}, device_->comm().get());
   const std::unique_ptr<Device> cpu = make_cpu_device(1);
   for (const OptimizerSpec& optimizer :
        {OptimizerSpec{"sgd", {{"momentum", "0.9"}}}, OptimizerSpec{"adam", {}}}) {
     SCOPED_TRACE(optimizer.name);
-    EXPECT_LE(worst_difference(train(*device_, *alone, optimizer), train(*cpu, *alone, optimizer)), 1e-5);
+    EXPECT_LE(worst_difference(train(*device_, alone, optimizer), train(*cpu, alone, optimizer)), 1e-5);
   }
 }
 

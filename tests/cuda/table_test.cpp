@@ -257,6 +257,9 @@ TEST_P(Kernels, EqualTheCpusInCorners) {
         "GatherGrad(f32[0,3], i64[0]) {shape=[4,3]}",
         "Softmax(f32[2,3,4,5]) {axis=1}",
         "Softmax(f32[2,3,4,5]) {axis=2}",
+        "SgdUpdate(f32[9000], f32[9000], f64[5]=[0.1,2,0.9,0.2,0.01], f32[9000])",
+        "AdamUpdate(f32[8193], f32[8193], f64[6]=[0.1,7,0.9,0.99,1e-08,0.01], f32[8193], f32[8193] in (0.1, "
+        "1))",
         "SumSquares(f32[3], f32[0], f32[9000])",
         "Transpose(f32[2,3,4,5]) {perm=[0,2,3,1]}",
         "Concat(f32[2,3,4,4], f32[2,1,4,4]) {axis=1}",
