@@ -72,23 +72,26 @@ export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 # Objects are made side by side; unused functions are dropped, so that the program's other parts are not needed.
 build() {
-  local flags=(-std=c++20 -O2 -g1 -ffunction-sections -ffp-contract=off -DCUDAEMU_REAL_DEVICE '-DONNXDDP_VERSION="check"')
-  local sources=(graph/*.cpp graph/ops/*.cpp graph/passes/*.cpp executor/kernel.cpp executor/cuda/*.cpp executor/cuda/*.cu
+  local flags=(-std=c++20 -O2 -g1 -fopenmp -ffunction-sections -ffp-contract=off -DCUDAEMU_REAL_DEVICE '-DONNXDDP_VERSION="check"')
+  local sources=(graph/*.cpp graph/ops/*.cpp graph/passes/*.cpp executor/kernel.cpp executor/cpu/*.cpp executor/plan/*.cpp
+    executor/cuda/*.cpp executor/cuda/*.cu distributed/distribute.cpp
     tests/cudaemu/test_kernels.cu tests/cudaemu/conformance*_test.cpp tests/cudaemu/kernels_*_test.cpp
-    tests/cuda/figures.cpp tests/cuda/device_test.cpp tests/cuda/blas_test.cpp tests/cuda/conv_test.cpp)
+    tests/cuda/figures.cpp tests/cuda/device_test.cpp tests/cuda/blas_test.cpp tests/cuda/conv_test.cpp tests/cuda/table_test.cpp
+    tests/cuda/step_test.cpp tests/cuda/without_dnnl.cpp tests/executor/kernel_case.cpp)
   local source object
   for source in "${sources[@]}"; do
-    [ -e "$source" ] && [ "$source" != executor/cuda/loader.cpp ] || continue
+    case $source in executor/cuda/loader.cpp | executor/cpu/dnnl.cpp) continue ;; esac
+    [ -e "$source" ] || continue
     object=$work/$(echo "$source" | tr / _).o
     case $source in
       *.cu) printf '%s\0' "$nvcc -std=c++20 -O3 -arch=sm_90 -lineinfo -Xcompiler=-ffp-contract=off,-ffunction-sections ${includes[*]} -c $source -o $object" ;;
       *) printf '%s\0' "g++ ${flags[*]@Q} ${includes[*]} -c $source -o $object" ;;
     esac
   done | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || return 1
-  local common=("$work"/graph_*.o "$work"/executor_*.o) real=(-lcudart -lcublas -lcublasLt -lcudnn -lnccl)
-  link() { g++ -o "$work/$1" "${@:2}" "${common[@]}" -Wl,--gc-sections "${libraries[@]}" "${real[@]}" -lpthread -ldl; }
+  local common=("$work"/{graph,executor,distributed}_*.o "$work/tests_cuda_without_dnnl.cpp.o") real=(-lcudart -lcublas -lcublasLt -lcudnn -lnccl)
+  link() { g++ -fopenmp -o "$work/$1" "${@:2}" "${common[@]}" -Wl,--gc-sections "${libraries[@]}" "${real[@]}" -lpthread -ldl; }
   link figures "$work/tests_cuda_figures.cpp.o" || return 1
-  link wrappers "$work"/tests_cuda_*_test.cpp.o -lgtest_main -lgtest || return 1
+  link wrappers "$work"/tests_cuda_*_test.cpp.o "$work/tests_executor_kernel_case.cpp.o" -lgtest_main -lgtest || return 1
   link conformance "$work"/tests_cudaemu_conformance*.o "$work/tests_cudaemu_test_kernels.cu.o" -lgmock -lgtest_main -lgtest || return 1
   if compgen -G "$work/tests_cudaemu_kernels_*.o" > /dev/null; then
     link kernels "$work"/tests_cudaemu_kernels_*.o -lgmock -lgtest_main -lgtest || return 1

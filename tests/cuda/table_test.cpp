@@ -32,6 +32,11 @@ TEST(KernelTable, HasWhatTheCpuHas) {
   }
   for (const std::string& op : cpu)
     EXPECT_NE(own.count(op) != 0, is_missing(op)) << op << ": a kernel, or a line with the reason; not both";
+  for (const auto& [op, kernel] : cpu_kernels().kernels)
+    for (const DType dtype : kernel.dtypes)
+      if (dtype != DType::f64 && !is_missing(op)) {
+        EXPECT_NE(cuda_kernels().find(op, dtype), nullptr) << op << " of " << dtype_name(dtype);
+      }
   for (const Missing& m : kMissing) EXPECT_TRUE(cpu.count(m.op)) << m.op << " needs no line";
 }
 
