@@ -12,10 +12,11 @@ INSTANTIATE_LONG_DEVICE_TESTS(Steps);
 TEST_P(Steps, TrainAsOnTheCpu) {
   NcclCommunicator alone({}, device_->comm().get());
   const std::unique_ptr<Device> cpu = make_cpu_device(1);
-  for (const OptimizerSpec& optimizer :
-       {OptimizerSpec{"sgd", {{"momentum", "0.9"}}}, OptimizerSpec{"adam", {}}}) {
+  // Adam divides small gradients by their size: rounding shows more.
+  for (const auto& [optimizer, tolerance] : {std::pair(OptimizerSpec{"sgd", {{"momentum", "0.9"}}}, 1e-5),
+                                             std::pair(OptimizerSpec{"adam", {}}, 1e-4)}) {
     SCOPED_TRACE(optimizer.name);
-    EXPECT_LE(worst_difference(train(*device_, alone, optimizer), train(*cpu, alone, optimizer)), 1e-5);
+    EXPECT_LE(worst_difference(train(*device_, alone, optimizer), train(*cpu, alone, optimizer)), tolerance);
   }
 }
 
