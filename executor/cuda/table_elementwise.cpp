@@ -1,4 +1,6 @@
 // Elementwise functions, Where, Cast, and reductions.
+#include <algorithm>
+
 #include "executor/cuda/table_parts.h"
 #include "executor/scalar_ops.h"
 
@@ -33,8 +35,14 @@ Run select(PlanContext& c) {
   };
 }
 
+const std::vector<DType> kCastable = {DType::f32, DType::bf16, DType::f64, DType::i64,    DType::i32,
+                                      DType::i16, DType::i8,   DType::u8,  DType::boolean};
+
 Run convert(PlanContext& c) {
   const DType from = c.inputs[0].dtype, to = c.outputs[0].dtype;
+  for (const DType dtype : {from, to})
+    if (std::count(kCastable.begin(), kCastable.end(), dtype) == 0)
+      throw Error(cat("Cast: CUDA has no kernel for ", dtype_name(dtype)));
   return [=, n = c.inputs[0].numel()](const RunContext& r) {
     cast(r.inputs[0], from, r.outputs[0], to, n, stream());
   };

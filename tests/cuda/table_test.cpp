@@ -40,6 +40,13 @@ TEST(KernelTable, HasWhatTheCpuHas) {
   for (const Missing& m : kMissing) EXPECT_TRUE(cpu.count(m.op)) << m.op << " needs no line";
 }
 
+TEST(KernelTable, SaysAtOnceWhatItCannotCast) {
+  const Graph graph;
+  const Node node;
+  PlanContext context(graph, node, {{DType::f32, {2}}}, {{DType::u16, {2}}}, 1);
+  EXPECT_THROW(cuda_kernels().find("Cast", DType::f32)->prepare(context), Error);
+}
+
 struct Options {
   bool nhwc = false;                     // images are at hand in N,H,W,C
   bool captured = false;                 // run is recorded, and the recording runs
