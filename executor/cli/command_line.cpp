@@ -179,7 +179,10 @@ CommandLine parse_command_line(const CommandDef& command, const std::vector<std:
   if (!config.empty()) apply_config(line.options, read_text(config), config, command.bit, &line.given);
   apply_flags(line.options, line);
   for (const auto& [def, values] : line.flags) line.given.insert(def->name);
-  if (!command.operand.empty() && line.options.model.empty()) {
+  const Options& o = line.options;
+  const bool run_names_it =
+      command.bit == kTrain && !o.resume.empty() && (o.resume != "auto" || !o.out.empty());
+  if (!command.operand.empty() && o.model.empty() && !run_names_it) {
     Error error = usage_error(cat("onnx-ddp ", command.name, " needs ", command.operand));
     error.add_hint(cat("for example: ", command.example));
     throw error;

@@ -54,6 +54,8 @@ Options resolve_resume(const CommandLine& line) {
   if (process().rank || options.resume.empty()) return options;
   const std::optional<ResumeSource> source = find_resume(options);
   if (!source) {
+    if (options.model.empty())
+      throw usage_error(cat("--resume auto: '", options.out, "' holds no run")).hint("MODEL starts one");
     say("--resume auto: there is no run to continue, starting from the beginning");
     options.resume.clear();
     return options;
@@ -61,8 +63,9 @@ Options resolve_resume(const CommandLine& line) {
   Options base;
   apply_config(base, text_of(source->options_file), source->options_file.string(), kTrain, nullptr);
   base.quiet = false;
-  check_same_model(base.model, options.model, source->run);
   Options merged = line.over(base);
+  if (merged.model.empty()) merged.model = base.model;
+  check_same_model(base.model, merged.model, source->run);
   merged.out = source->run.string();
   if (options.resume == "auto") merged.resume = merged.out;
   return merged;

@@ -64,6 +64,12 @@ void remove_newer(const fs::path& run, std::int64_t step, std::vector<std::strin
   }
 }
 
+/// The checkpoint that --resume means, in the folder --out.
+std::optional<Checkpoint> find_checkpoint(const Options& options, std::vector<std::string>* skipped) {
+  if (is_checkpoint(options.resume)) return read_checkpoint(real_file_system(), options.resume);
+  return newest_checkpoint(real_file_system(), options.out, skipped);
+}
+
 double number(const std::map<std::string, std::string>& text, const std::string& key) {
   const auto found = text.find(key);
   if (found == text.end()) throw Error(cat("the checkpoint does not say '", key, "'"));
@@ -153,6 +159,18 @@ Position position_from(const std::map<std::string, std::string>& text) {
   return p;
 }
 
+ModelSource open_model(const Options& options) {
+  std::error_code error;
+  if (options.resume.empty() || fs::exists(options.model, error)) return {load_onnx(options.model), {}, ""};
+  const std::optional<Checkpoint> checkpoint = find_checkpoint(options, nullptr);
+  if (!checkpoint) return {load_onnx(options.model), {}, ""};  // reports that it is missing
+  const auto file = checkpoint->files.find("source.onnx");
+  if (file == checkpoint->files.end()) throw Error("the checkpoint has no source.onnx");
+  return {load_onnx_bytes(file->second, "source.onnx"), read_states(*checkpoint).tensors,
+          cat("'", options.model, "' is gone: the model is the copy in the checkpoint of step ",
+              checkpoint->step)};
+}
+
 RunFolder::RunFolder(const Options& options) {
   if (options.out.empty()) {
     path_ = next_run(options.model);
@@ -168,9 +186,8 @@ RunFolder::RunFolder(const Options& options) {
 
 std::optional<Checkpoint> RunFolder::resume(const Options& options, std::vector<std::string>& said) const {
   if (options.resume.empty()) return std::nullopt;
-  if (is_checkpoint(options.resume)) return read_checkpoint(real_file_system(), options.resume);
   std::vector<std::string> skipped;
-  std::optional<Checkpoint> found = newest_checkpoint(real_file_system(), path_, &skipped);
+  std::optional<Checkpoint> found = find_checkpoint(options, &skipped);
   for (const std::string& name : skipped) said.push_back("skipped a damaged checkpoint: " + name);
   if (!found) said.push_back(cat(path_.string(), " holds no whole checkpoint: starting from the beginning"));
   return found;

@@ -43,6 +43,15 @@ struct Position {
 std::map<std::string, std::string> to_text(const Position& position);
 Position position_from(const std::map<std::string, std::string>& text);
 
+/// The model to train: MODEL; where a run goes on and MODEL is gone, the checkpoint's own copy, whose
+/// payloads are `values` and of which `note` tells.
+struct ModelSource {
+  std::shared_ptr<const OnnxModel> file;
+  std::map<std::string, HostTensor> values;
+  std::string note;
+};
+ModelSource open_model(const Options& options);
+
 class RunFolder {
  public:
   /// Opens the options' RUN_DIR (or the next free runs/STEM-N), creates and locks it. Throws Error when it

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "executor/kernel.h"
+#include "executor/train/run_folder.h"
 
 namespace onnxddp {
 namespace {
@@ -350,12 +351,15 @@ void assume_target(const ImportedModel& model, const Options& options, ProgramOp
 TrainSetup prepare_training(const Options& options, int rank, int ranks) {
   TrainSetup setup;
   setup.options = options;
-  const std::shared_ptr<const OnnxModel> file = load_onnx(options.model);
+  const ModelSource source = open_model(options);
   const std::vector<std::filesystem::path> files = data_files(options.data, options.model);
-  setup.model = import_onnx(file, import_options(options, true));
-  setup.eval_model = import_onnx(file, import_options(options, false));
+  setup.model = import_onnx(source.file, import_options(options, true));
+  setup.eval_model = import_onnx(source.file, import_options(options, false));
+  for (auto& [name, value] : setup.model.values)
+    if (const auto found = source.values.find(name); found != source.values.end()) value = found->second;
   if (options.on_nan != "ignore") check_weights(setup.model, options.model);
   setup.notes = setup.model.notes;
+  if (!source.note.empty()) setup.notes.push_back(source.note);
   setup.warnings = setup.model.warnings;
   std::shared_ptr<const Dataset> data = open_dataset(files);
   const std::string where = file_list(files);

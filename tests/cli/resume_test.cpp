@@ -49,6 +49,35 @@ void stop_and_go(const std::string& ranks) {
 TEST(Resume, ContinuesBitForBitOnOneRank) { stop_and_go("1"); }
 TEST(Resume, ContinuesBitForBitOnTwoRanks) { stop_and_go("2"); }
 
+/// The run's folder alone: MODEL is neither named nor there any more.
+void resume_without_model(const std::string& ranks) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  fs::copy_file(model_file("digits_cnn.onnx"), folder / "m.onnx");
+  const std::vector<std::string> common = {
+      "train", "m.onnx", "--data", model_file("digits.npz"), "--nproc-per-node", ranks, "--quiet"};
+  auto whole = common, parts = common;
+  whole.insert(whole.end(), {"--steps", "12", "--out", "whole"});
+  parts.insert(parts.end(), {"--steps", "7", "--out", "parts"});
+  ASSERT_EQ(run(whole, here).code, 0);
+  ASSERT_EQ(run(parts, here).code, 0);
+  fs::remove(folder / "m.onnx");
+  const Outcome second = run({"train", "--resume", "parts", "--steps", "12"}, here);
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(second.err, HasSubstr("'m.onnx' is gone: the model is the copy in the checkpoint of step 7"));
+  expect_same_run(folder / "whole", folder / "parts");
+}
+
+TEST(Resume, NeedsNothingButTheRun) { resume_without_model("1"); }
+TEST(Resume, NeedsNothingButTheRunOnTwoRanks) { resume_without_model("2"); }
+
+TEST(Resume, AutoNeedsAModelOrAFolder) {
+  Folder folder;
+  const RunOptions here{.folder = folder.path()};
+  expect_error(run({"train", "--resume", "auto"}, here), 2, "train needs MODEL");
+  expect_error(run({"train", "--resume", "auto", "--out", "none"}, here), 2, "'none' holds no run");
+}
+
 TEST(Resume, ContinuesAfterAKill) {
   Folder folder;
   const RunOptions here{.folder = folder.path()};

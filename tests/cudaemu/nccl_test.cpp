@@ -231,8 +231,9 @@ TEST(NcclTypes, DeviceFactorAndEmptyCollective) {
   }));
 }
 
-// Polls as a program with non-blocking communicators must; the deadline is the caller's.
-void settle(ncclComm_t comm, ncclResult_t result) {
+// Polls as a program with non-blocking communicators must; the deadline is the caller's. By reference: the
+// call that gives `result` may be what makes `comm`.
+void settle(const ncclComm_t& comm, ncclResult_t result) {
   const auto start = std::chrono::steady_clock::now();
   while (result == ncclInProgress) {
     ok(ncclCommGetAsyncError(comm, &result));
