@@ -92,6 +92,20 @@ int run_in_ranks(const CommandLine& line, const Options& options,
   return launch(launch_options);
 }
 
+/// Names come from files: what would steer a terminal is shown, not obeyed.
+static std::string printable(const std::string& line) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : line) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f)
+      out += c;
+    else
+      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+  }
+  return out;
+}
+
 void print_error(const std::string& report, int rank) {
   constexpr std::size_t kLines = 6, kWidth = 400;
   std::string text = rank > 0 ? cat("onnx-ddp: error: rank ", rank, ": ") : "onnx-ddp: error: ";
@@ -99,7 +113,7 @@ void print_error(const std::string& report, int rank) {
   std::size_t count = 0;
   for (std::string one; count < kLines && std::getline(lines, one); ++count) {
     if (one.size() > kWidth) one = one.substr(0, kWidth) + "...";
-    text += one + "\n";
+    text += printable(one) + "\n";
   }
   std::fputs(text.c_str(), stderr);
   std::fflush(stderr);

@@ -22,7 +22,9 @@ void parallel_for(int threads, std::int64_t n, std::int64_t grain, const F& f) {
     f(std::int64_t{0}, n);
     return;
   }
+#ifndef __SANITIZE_THREAD__  // it cannot see how libgomp's threads synchronise: one thread there
 #pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static)
+#endif
   for (std::int64_t p = 0; p < parts; ++p) f(n * p / parts, n * (p + 1) / parts);
 }
 

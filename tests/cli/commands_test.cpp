@@ -336,5 +336,12 @@ TEST(Commands, IgnoredLabelsCountNowhere) {
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-5 * a[i]) << i;
 }
 
+TEST(Errors, ShowControlCharactersAndDoNotObeyThem) {
+  const Outcome outcome = run({"check", "a\x1b[31mb.onnx"}, {});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("a\\x1b[31mb.onnx"));
+  EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("\x1b")));
+}
+
 }  // namespace
 }  // namespace onnxddp::testing

@@ -45,7 +45,9 @@ void run_backend(const std::string& backend, int size, const Body& body, millise
   }
 }
 
-void run_gloo(int size, const Body& body, milliseconds timeout) { run_backend("gloo", size, body, timeout); }
+[[maybe_unused]] void run_gloo(int size, const Body& body, milliseconds timeout) {
+  run_backend("gloo", size, body, timeout);
+}
 void run_shm(int size, const Body& body, milliseconds timeout) { run_backend("shm", size, body, timeout); }
 
 struct Backend {
@@ -250,7 +252,11 @@ TEST_P(PeersTest, AbortWakesACollective) {
 }
 
 const auto kBackends =
+#ifdef __SANITIZE_THREAD__  // libgloo is not compiled with it, and hides how its threads synchronise
+    testing::Values(Backend{"thread", run_ranks}, Backend{"shm", run_shm});
+#else
     testing::Values(Backend{"thread", run_ranks}, Backend{"gloo", run_gloo}, Backend{"shm", run_shm});
+#endif
 std::string case_name(const testing::TestParamInfo<std::tuple<Backend, int>>& test) {
   return cat(std::get<0>(test.param).name, std::get<1>(test.param));
 }
