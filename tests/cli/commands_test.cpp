@@ -337,7 +337,7 @@ TEST(Commands, IgnoredLabelsCountNowhere) {
 }
 
 TEST(Errors, ShowControlCharactersAndDoNotObeyThem) {
-  const Outcome outcome = run({"check", "a\x1b[31mb.onnx"}, {});
+  const Outcome outcome = run({"train", "a\x1b[31mb.onnx"}, {});
   EXPECT_NE(outcome.code, 0);
   EXPECT_THAT(outcome.err, HasSubstr("a\\x1b[31mb.onnx"));
   EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("\x1b")));
