@@ -54,12 +54,8 @@ class DeviceTest : public ::testing::TestWithParam<int> {
 
 #if defined(CUDAEMU_REAL_DEVICE)
 #define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Device, suite, ::testing::Values(0))
-#define INSTANTIATE_LONG_DEVICE_TESTS(suite) INSTANTIATE_DEVICE_TESTS(suite)
 #else
 #define INSTANTIATE_DEVICE_TESTS(suite) INSTANTIATE_TEST_SUITE_P(Schedules, suite, ::testing::Range(0, 15))
-/// One seed only.
-#define INSTANTIATE_LONG_DEVICE_TESTS(suite) \
-  INSTANTIATE_TEST_SUITE_P(Schedules, suite, ::testing::Range(0, 3))
 #endif
 
 inline std::vector<float> random_floats(std::int64_t n, unsigned seed) {

@@ -7,7 +7,7 @@ namespace onnxddp::cuda {
 namespace {
 
 class Steps : public DeviceTest {};
-INSTANTIATE_LONG_DEVICE_TESTS(Steps);
+INSTANTIATE_DEVICE_TESTS(Steps);
 
 TEST_P(Steps, TrainAsOnTheCpu) {
   NcclCommunicator alone({}, device_->comm().get());

@@ -178,7 +178,7 @@ class Kernels : public DeviceTest {
     return results;
   }
 };
-INSTANTIATE_LONG_DEVICE_TESTS(Kernels);
+INSTANTIATE_DEVICE_TESTS(Kernels);
 
 void expect_equal(const std::vector<HostTensor>& actual, const std::vector<HostTensor>& expected,
                   double tolerance) {
@@ -218,6 +218,30 @@ TEST_P(Kernels, EqualTheCpusInBf16) {
     }
     expect_equal(results, wide.on_cpu(), kBf16Tolerance);
   });
+}
+
+/// By its signature: whether the op's operands may have this dtype, which is not a float.
+bool may_have(const OpDef& op, DType dtype) {
+  const std::vector<Param> inputs = parse_signature(op.signature).inputs;
+  return !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), [&](const Param& x) {
+    return x.kind == "any" || (x.kind == "number" && dtype != DType::boolean);
+  });
+}
+
+/// Ops of whole numbers and of booleans: the samples with f32 replaced, to the bit.
+TEST_P(Kernels, EqualTheCpusInWholeNumbers) {
+  int compared = 0;
+  each_sample([&](const OpDef& op, const std::string& text) {
+    if (text.find("f32[") == std::string::npos) return;
+    for (const DType dtype : {DType::i64, DType::i32, DType::boolean}) {
+      if (!may_have(op, dtype) || cpu_kernels().find(op.name, dtype) == nullptr) continue;
+      SCOPED_TRACE(dtype_name(dtype));
+      const Case x(text, dtype);
+      expect_equal(run(x, {}), x.on_cpu(), 0);
+      ++compared;
+    }
+  });
+  EXPECT_GT(compared, 100);
 }
 
 TEST_P(Kernels, ComputeInPlaceWhereTheOpsSay) {
@@ -265,6 +289,11 @@ TEST_P(Kernels, EqualTheCpusInCorners) {
         "ReduceMean(f32[300,40]) {axes=[0]}",
         "SumTo(f32[2,3,4,5]) {shape=[3,1,1]}",
         "CrossEntropyLoss(f32[0,5], i64[0])",
+        "CrossEntropyLoss(f32[3,5], i32[3]=[0,-100,4]) {ignore_index=-100}",
+        "NllLossGrad(f32[3,5], i32[3]=[0,-100,4], f32[]) {ignore_index=-100}",
+        "CountTargets(i32[3]=[0,-100,4]) {ignore_index=-100}",
+        "Gather(f32[4,3], i32[2]=[0,-1])",
+        "GatherGrad(f32[3,3], i32[3]=[0,-1,0]) {shape=[4,3]}",
         "Gather(f32[4,3], i64[0])",
         "GatherGrad(f32[0,3], i64[0]) {shape=[4,3]}",
         "Softmax(f32[2,3,4,5]) {axis=1}",

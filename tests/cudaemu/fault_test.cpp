@@ -413,6 +413,26 @@ TEST(Faults, DestroyedStream) {
   });
 }
 
+/// Destroying a stream orders nothing, whatever the next one is called; waiting for the device does.
+TEST(Faults, WorkOfADestroyedStream) {
+  const auto body = [](bool wait) {
+    auto a = make_stream();
+    float *x = make_buffer(300), *y = make_buffer(300);
+    fill(x, 1, 300, a);
+    fill(y, 1, 300, a);
+    sync(a);
+    fill(x, 2, 300, a);
+    ok(cudaStreamDestroy(a));
+    if (wait) ok(cudaDeviceSynchronize());
+    auto b = make_stream();
+    axpy(2, x, y, 300, b);
+    require(read(y, 300, b)[299] == 5, "wrong result");
+  };
+  expect_found(0, "", [&] { body(true); });
+  expect_found(cudaemu::kFaultReports, "race: kernel axpy reads what kernel fill writes on another stream",
+               [&] { body(false); });
+}
+
 TEST(Faults, CudaCallInAHostFunction) {
   expect_found(cudaemu::kFaultReports, "inside a host function", [] {
     static cudaStream_t a = make_stream();

@@ -19,6 +19,7 @@ struct State {
   std::vector<std::pair<PinUse, std::pair<int, uint64_t>>> pins_in_flight;
   Clock host;
   int next_id = 1;
+  std::vector<std::pair<int, uint64_t>> retired;  // streams that are gone: id, operations
   uint64_t progress = 0;
   CUstream_st* default_stream = nullptr;
 };
@@ -163,9 +164,23 @@ void note_progress() {
   if (tell_peers != nullptr) tell_peers();
 }
 
+/// The id of a stream that is gone, if the host knows of all that it did: whatever is queued later comes
+/// behind that. Clocks would grow with every stream otherwise.
+static int take_id(Clock& clock) {
+  State& s = state();
+  for (auto it = s.retired.begin(); it != s.retired.end(); ++it) {
+    const auto [id, time] = *it;
+    if (time > 0 && !covers(s.host, id, time)) continue;
+    if (time > 0) clock[id] = time;
+    s.retired.erase(it);
+    return id;
+  }
+  return s.next_id++;
+}
+
 CUstream_st* make_stream(bool hidden) {
   auto* s = new CUstream_st;
-  s->id = state().next_id++;
+  s->id = take_id(s->clock);
   s->hidden = hidden;
   state().streams.push_back(s);
   return s;
@@ -174,6 +189,7 @@ CUstream_st* make_stream(bool hidden) {
 void destroy_stream(CUstream_st* stream) {
   auto& all = state().streams;
   all.erase(std::remove(all.begin(), all.end(), stream), all.end());
+  state().retired.emplace_back(stream->id, stream->clock[stream->id]);
   delete stream;
 }
 
@@ -257,6 +273,7 @@ void synchronize_all() {
       },
       nullptr);
   for (const CUstream_st* s : std::vector<CUstream_st*>(state().streams)) host_knows(s->clock);
+  for (const auto& [id, time] : state().retired) host_knows({{id, time}});
 }
 
 }  // namespace cudaemu
