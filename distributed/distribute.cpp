@@ -53,7 +53,7 @@ std::vector<NodeId> nodes_of(const Graph& graph, std::string_view op) {
 }
 
 /// Nodes of `op` in groups that one collective can serve: as many of them lie before each member on its
-/// longest path, so no path leads from one member to another. In order of their last members.
+/// longest path, so no path leads from one member to another. The shallowest group first.
 std::vector<std::vector<NodeId>> siblings(const Graph& graph, std::string_view op) {
   std::unordered_map<NodeId, int> depth;
   std::map<std::pair<int, DType>, std::vector<NodeId>> groups;

@@ -20,6 +20,20 @@ std::string cat(const Ts&... parts) {
   return out.str();
 }
 
+/// The text with control characters as \xNN: names from files must not steer a terminal.
+inline std::string printable(std::string_view text) {
+  constexpr const char* kHex = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (code >= 0x20 && code != 0x7f)
+      out += c;
+    else
+      out += {'\\', 'x', kHex[code >> 4], kHex[code & 15]};
+  }
+  return out;
+}
+
 /// Exit codes of the program (design A1; the only list).
 enum ExitCode : int {
   kExitDone = 0,

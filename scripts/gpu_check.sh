@@ -73,7 +73,7 @@ export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 # Objects are made side by side; unused functions are dropped, so that the program's other parts are not needed.
 build() {
   local flags=(-std=c++20 -O2 -g1 -fopenmp -ffunction-sections -ffp-contract=off -DCUDAEMU_REAL_DEVICE '-DONNXDDP_VERSION="check"')
-  local sources=(graph/*.cpp graph/ops/*.cpp graph/passes/*.cpp executor/kernel.cpp executor/cpu/*.cpp executor/plan/*.cpp
+  local sources=(graph/*.cpp graph/ops/*.cpp graph/passes/*.cpp executor/kernel.cpp executor/operands.cpp executor/cpu/*.cpp executor/plan/*.cpp
     executor/cuda/*.cpp executor/cuda/*.cu distributed/distribute.cpp
     tests/cudaemu/test_kernels.cu tests/cudaemu/conformance*_test.cpp tests/cudaemu/kernels_*_test.cpp
     tests/cuda/figures.cpp tests/cuda/device_test.cpp tests/cuda/blas_test.cpp tests/cuda/conv_test.cpp tests/cuda/table_test.cpp

@@ -92,20 +92,6 @@ int run_in_ranks(const CommandLine& line, const Options& options,
   return launch(launch_options);
 }
 
-/// Names come from files: what would steer a terminal is shown, not obeyed.
-static std::string printable(const std::string& line) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string out;
-  for (const char c : line) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f)
-      out += c;
-    else
-      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-  }
-  return out;
-}
-
 void print_error(const std::string& report, int rank) {
   constexpr std::size_t kLines = 6, kWidth = 400;
   std::string text = rank > 0 ? cat("onnx-ddp: error: rank ", rank, ": ") : "onnx-ddp: error: ";

@@ -7,11 +7,12 @@
 #include <new>
 
 #include "executor/kernel.h"
+#include "executor/operands.h"
 
 namespace onnxddp {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+constexpr std::align_val_t kAlignment{kSlotAlignment};
 
 class CpuDevice final : public Device {
  public:
@@ -23,8 +24,8 @@ class CpuDevice final : public Device {
   std::string name() const override { return cat("cpu, ", threads_, threads_ == 1 ? " thread" : " threads"); }
   std::string kind() const override { return "cpu"; }
   void* allocate(std::size_t bytes) override {
-    const std::size_t whole = (bytes + 63) / 64 * 64;
-    void* memory = ::operator new(whole == 0 ? 64 : whole, kAlignment, std::nothrow);
+    const std::size_t whole = padded(bytes);
+    void* memory = ::operator new(whole == 0 ? kSlotAlignment : whole, kAlignment, std::nothrow);
     if (!memory)
       throw Error(cat("out of memory: ", bytes >> 20, " MiB were asked for"))
           .hint("a smaller --batch-size needs less");

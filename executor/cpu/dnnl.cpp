@@ -30,8 +30,6 @@ void check(dnnl_status_t status) {
     throw InternalError(cat("oneDNN: a primitive failed with status ", static_cast<int>(status)));
 }
 
-std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 /// Runs `make`, which creates primitives; false where oneDNN has no implementation.
 template <class F>
 bool supported(const F& make) {

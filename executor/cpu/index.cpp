@@ -37,22 +37,9 @@ class Indices {
   std::int64_t count_, size_;
 };
 
-/// The indexed tensor as [outer][size][inner].
-struct Table {
-  std::int64_t outer = 1, size = 1, inner = 1;
-};
-Table table_of(const PlanContext& c, const Ints& shape) {
-  const auto axis = static_cast<std::size_t>(normal_axis(c.integer("axis"), shape.size()));
-  Table t;
-  t.size = shape[axis];
-  for (std::size_t d = 0; d < axis; ++d) t.outer *= shape[d];
-  for (std::size_t d = axis + 1; d < shape.size(); ++d) t.inner *= shape[d];
-  return t;
-}
-
 template <class T>
 Run gather(const PlanContext& c) {
-  const Table t = table_of(c, c.inputs[0].shape);
+  const Split t = split_at(c.inputs[0].shape, c.integer("axis"));
   const Indices indices(c.inputs[1].dtype, c.inputs[1].numel(), t.size);
   return [=, threads = c.threads](const RunContext& r) {
     indices.check(r.inputs[1]);
@@ -72,7 +59,7 @@ Run gather(const PlanContext& c) {
 /// Zeros, then rows added in the order of the indices; threads share the columns, so that the order holds.
 template <class T>
 Run gather_grad(const PlanContext& c) {
-  const Table t = table_of(c, c.outputs[0].shape);
+  const Split t = split_at(c.outputs[0].shape, c.integer("axis"));
   const Indices indices(c.inputs[1].dtype, c.inputs[1].numel(), t.size);
   return [=, threads = c.threads](const RunContext& r) {
     indices.check(r.inputs[1]);

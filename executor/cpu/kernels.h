@@ -2,6 +2,7 @@
 #pragma once
 
 #include "executor/kernel.h"
+#include "executor/operands.h"
 
 namespace onnxddp::cpu {
 

@@ -94,10 +94,8 @@ Run prepare_reshape(PlanContext& c) {
 }
 
 Run prepare_transpose(PlanContext& c) {
-  const Ints perm = c.integers("perm"), in = c.inputs[0].strides();
-  Ints from;
-  for (std::int64_t axis : perm) from.push_back(in[static_cast<std::size_t>(axis)]);
-  return run_move(c, make_move(c.outputs[0].shape, c.outputs[0].strides(), from, 0, 0, c.threads));
+  const SlotType& y = c.outputs[0];
+  return run_move(c, make_move(y.shape, y.strides(), transposed_strides(c), 0, 0, c.threads));
 }
 
 Run prepare_expand(PlanContext& c) {
@@ -130,24 +128,15 @@ Run prepare_concat(PlanContext& c) {
 }
 
 Run prepare_slice(PlanContext& c) {
-  const SlotType& x = c.inputs[0];
-  const Ints axes = c.integers("axes"), starts = c.integers("starts"), steps = c.integers("steps");
-  Ints in = x.strides();
-  std::int64_t offset = 0;
-  for (std::size_t k = 0; k < axes.size(); ++k) {
-    const auto d = static_cast<std::size_t>(normal_axis(axes[k], x.shape.size()));
-    offset += starts[k] * in[d];
-    in[d] *= steps.empty() ? 1 : steps[k];
-  }
-  return run_move(c, make_move(c.outputs[0].shape, c.outputs[0].strides(), in, 0, offset, c.threads));
+  const SlotType& y = c.outputs[0];
+  const Part from = sliced_part(c);
+  return run_move(c, make_move(y.shape, y.strides(), from.strides, 0, from.offset, c.threads));
 }
 
 /// Zeros, then every piece added at its place.
 template <class T>
 Run sum_pieces(const PlanContext& c) {
   const SlotType& y = c.outputs[0];
-  const std::size_t rank = y.shape.size();
-  const Ints starts = c.integers("starts"), steps = c.integers("steps"), strides = y.strides();
   struct Piece {
     Nest<2> nest;
     Nest<2>::Axis inner;
@@ -155,12 +144,11 @@ Run sum_pieces(const PlanContext& c) {
   };
   std::vector<Piece> pieces;
   for (std::size_t k = 0; k < c.inputs.size(); ++k) {
-    Piece piece{{}, {1, {}}, 0};
+    const Part to = piece_part(c, k);
+    Piece piece{{}, {1, {}}, to.offset};
     const Ints from = c.inputs[k].strides();
-    for (std::size_t d = 0; d < rank; ++d) {
-      piece.offset += starts[k * rank + d] * strides[d];
-      piece.nest.axes.push_back({c.inputs[k].shape[d], {strides[d] * steps[k * rank + d], from[d]}});
-    }
+    for (std::size_t d = 0; d < from.size(); ++d)
+      piece.nest.axes.push_back({c.inputs[k].shape[d], {to.strides[d], from[d]}});
     piece.nest.simplify();
     piece.inner = piece.nest.take_inner();
     pieces.push_back(std::move(piece));

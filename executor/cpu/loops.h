@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "executor/kernel.h"
+#include "executor/operands.h"
 
 namespace onnxddp::cpu {
 
@@ -103,18 +104,6 @@ struct Nest {
     }
   }
 };
-
-/// Strides with which `operand` is read where it is broadcast to `shape`: 0 on the axes that it lacks or that
-/// are 1.
-inline Ints broadcast_strides(const SlotType& operand, const Ints& shape) {
-  const Ints own = operand.strides();
-  Ints strides(shape.size(), 0);
-  const std::size_t lead = shape.size() - own.size();
-  for (std::size_t d = 0; d < own.size(); ++d) {
-    if (operand.shape[d] != 1) strides[lead + d] = own[d];
-  }
-  return strides;
-}
 
 /// The nest over the elements of `out`, with `in` broadcast to it. Operand 0 is the output.
 template <std::size_t Inputs>

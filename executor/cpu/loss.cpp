@@ -23,13 +23,8 @@ Rows rows_of(const PlanContext& c) {
   if (x.layout == Layout::nhwc && axis == 1)
     return {x.numel() / std::max<std::int64_t>(x.shape[1], 1), x.shape[1], 1, 1};
   CHECK(x.layout == Layout::dense, "softmax over axis ", axis, " of NHWC");
-  Rows rows{1, x.shape[axis], 1, 1};
-  for (std::size_t d = 0; d < x.shape.size(); ++d) {
-    if (d != axis) rows.count *= x.shape[d];
-    if (d > axis) rows.inner *= x.shape[d];
-  }
-  rows.stride = rows.inner;
-  return rows;
+  const Split s = split_at(x.shape, c.integer("axis"));
+  return {s.outer * s.inner, s.size, s.inner, s.inner};
 }
 
 template <class T>

@@ -8,22 +8,6 @@
 namespace onnxddp::cpu {
 namespace {
 
-/// How a kernel walks [N, C, ...]. pixels: NHWC or rank 2, rows of C channels. Else planes: [N][C][size].
-struct Channels {
-  bool pixels;
-  std::int64_t c, batch, size;  // size: elements of a plane (1 for pixels; batch = rows then)
-  std::int64_t count() const { return batch * size; }  // elements of a channel
-};
-
-Channels channels_of(const SlotType& x) {
-  CHECK(x.shape.size() >= 2, "batch norm needs a channel axis");
-  std::int64_t size = 1;
-  for (std::size_t d = 2; d < x.shape.size(); ++d) size *= x.shape[d];
-  const std::int64_t batch = x.shape[0], c = x.shape[1];
-  if (size == 1 || x.layout == Layout::nhwc) return {true, c, batch * size, 1};
-  return {false, c, batch, size};
-}
-
 constexpr std::int64_t kBlock = 16;  // channels that are summed together: two vectors of float
 
 /// Calls f(channel, first element, elements) for every run of elements of channels [begin, end) in plane

@@ -164,13 +164,8 @@ LayoutChoice input_as_it_is(const PlanContext& c) { return {{c.inputs[0].layout}
 
 template <class T>
 Run arg_max(const PlanContext& c) {
-  const SlotType& x = c.inputs[0];
-  const auto axis = static_cast<std::size_t>(normal_axis(c.integer("axis"), x.shape.size()));
-  std::int64_t outer = 1, inner = 1;
-  const std::int64_t n = x.shape[axis];
-  for (std::size_t d = 0; d < axis; ++d) outer *= x.shape[d];
-  for (std::size_t d = axis + 1; d < x.shape.size(); ++d) inner *= x.shape[d];
-  return [=](const RunContext& r) {
+  return [split = split_at(c.inputs[0].shape, c.integer("axis"))](const RunContext& r) {
+    const auto [outer, n, inner] = split;
     const T* in = r.in<T>(0);
     std::int64_t* out = r.out<std::int64_t>(0);
     for (std::int64_t o = 0; o < outer; ++o) {

@@ -13,15 +13,6 @@ void add(KernelTable& table, const std::string& op, const std::vector<DType>& dt
                         Kernel{op, dtypes, model->second.rule, std::move(prepare), model->second.layouts});
 }
 
-Split split_at(const Ints& shape, std::int64_t axis) {
-  const auto at = static_cast<std::size_t>(normal_axis(axis, shape.size()));
-  Split split;
-  split.size = shape[at];
-  for (std::size_t d = 0; d < at; ++d) split.outer *= shape[d];
-  for (std::size_t d = at + 1; d < shape.size(); ++d) split.inner *= shape[d];
-  return split;
-}
-
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to == from || bytes == 0) return;
   CUDA_OK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));

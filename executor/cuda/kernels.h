@@ -110,13 +110,7 @@ void classification_loss_grad(DType dtype, const Rows& rows, bool logits, const 
 
 // --- batch norm (norm.cu): x and y in their dtype, statistics and parameters in float ---
 
-/// [N, C, ...] in memory. pixels: rows of c channels (NHWC, rank 2); else planes of `size` elements, batch *
-/// c of them.
-struct Channels {
-  bool pixels = false;
-  std::int64_t c = 0, batch = 0, size = 1;  // pixels: batch counts rows, size is 1
-  std::int64_t count() const { return batch * size; }
-};
+using onnxddp::Channels;
 /// Scratch of every function of this section.
 std::size_t norm_scratch_bytes(const Channels& v);
 /// stats[2C+2] = mean[C], M2[C], count as hi * 2^20 + lo (BatchStats).

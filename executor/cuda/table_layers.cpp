@@ -67,15 +67,6 @@ void add_losses(KernelTable& table) {
 
 namespace {
 
-Channels channels_of(const SlotType& x) {
-  CHECK(x.shape.size() >= 2, "batch norm needs a channel axis");
-  std::int64_t size = 1;
-  for (std::size_t d = 2; d < x.shape.size(); ++d) size *= x.shape[d];
-  const std::int64_t batch = x.shape[0], c = x.shape[1];
-  if (size == 1 || x.layout == Layout::nhwc) return {true, c, batch * size, 1};
-  return {false, c, batch, size};
-}
-
 Run statistics(PlanContext& c) {
   const Channels v = channels_of(c.inputs[0]);
   c.scratch_bytes = norm_scratch_bytes(v);

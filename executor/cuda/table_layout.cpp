@@ -18,16 +18,14 @@ Run same_bytes(PlanContext& c) {
 }
 
 Run transpose(PlanContext& c) {
-  const SlotType &x = c.inputs[0], &y = c.outputs[0];
-  const Ints strides = x.strides();
-  Ints from;
-  for (const std::int64_t axis : c.integers("perm")) from.push_back(strides[static_cast<std::size_t>(axis)]);
-  return one_copy(plan_copy(y.shape, y.strides(), from, dtype_size(y.dtype)));
+  const SlotType& y = c.outputs[0];
+  return one_copy(plan_copy(y.shape, y.strides(), transposed_strides(c), dtype_size(y.dtype)));
 }
 
 Run expand(PlanContext& c) {
   const SlotType& y = c.outputs[0];
-  return one_copy(plan_copy(y.shape, y.strides(), strides_in(c.inputs[0], y.shape), dtype_size(y.dtype)));
+  return one_copy(
+      plan_copy(y.shape, y.strides(), broadcast_strides(c.inputs[0], y.shape), dtype_size(y.dtype)));
 }
 
 /// From one memory order to another; only in plans.
@@ -52,32 +50,19 @@ Run concat(PlanContext& c) {
 }
 
 Run slice(PlanContext& c) {
-  const SlotType &x = c.inputs[0], &y = c.outputs[0];
-  const Ints axes = c.integers("axes"), starts = c.integers("starts"), steps = c.integers("steps");
-  Ints from = x.strides();
-  std::int64_t offset = 0;
-  for (std::size_t k = 0; k < axes.size(); ++k) {
-    const auto d = static_cast<std::size_t>(normal_axis(axes[k], x.shape.size()));
-    offset += starts[k] * from[d];
-    from[d] *= steps.empty() ? 1 : steps[k];
-  }
-  return one_copy(plan_copy(y.shape, y.strides(), from, dtype_size(y.dtype), 0, offset));
+  const SlotType& y = c.outputs[0];
+  const Part from = sliced_part(c);
+  return one_copy(plan_copy(y.shape, y.strides(), from.strides, dtype_size(y.dtype), 0, from.offset));
 }
 
 /// Zeros, then every piece added at its place.
 Run sum_pieces(PlanContext& c) {
   const SlotType& y = c.outputs[0];
-  const std::size_t rank = y.shape.size();
-  const Ints starts = c.integers("starts"), steps = c.integers("steps"), strides = y.strides();
   std::vector<CopyPlan> plans;
   for (std::size_t k = 0; k < c.inputs.size(); ++k) {
-    Ints to = strides;
-    std::int64_t offset = 0;
-    for (std::size_t d = 0; d < rank; ++d) {
-      offset += starts[k * rank + d] * strides[d];
-      to[d] *= steps[k * rank + d];
-    }
-    plans.push_back(plan_copy(c.inputs[k].shape, to, c.inputs[k].strides(), dtype_size(y.dtype), offset));
+    const Part to = piece_part(c, k);
+    plans.push_back(
+        plan_copy(c.inputs[k].shape, to.strides, c.inputs[k].strides(), dtype_size(y.dtype), to.offset));
   }
   return [plans = std::move(plans), n = y.numel(), dtype = y.dtype](const RunContext& r) {
     fill(r.outputs[0], n, 0, dtype_size(dtype), stream());

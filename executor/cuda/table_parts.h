@@ -35,23 +35,13 @@ void add_convolutions(KernelTable& table);
 /// Where run queues its work.
 inline cudaStream_t stream() { return current_lane().stream; }
 
-/// Strides with which `operand` is read where it is broadcast to `shape`.
-inline Ints strides_in(const SlotType& operand, const Ints& shape) {
-  return broadcast_strides(operand.shape, operand.strides(), shape);
-}
 /// A walk over the elements of `y`, the operands broadcast to it. Operand 0 is y.
 template <std::size_t N>
 Walk<static_cast<int>(N + 1)> walk_over(const SlotType& y, const std::array<const SlotType*, N>& operands) {
   std::vector<Ints> strides = {y.strides()};
-  for (const SlotType* operand : operands) strides.push_back(strides_in(*operand, y.shape));
+  for (const SlotType* operand : operands) strides.push_back(broadcast_strides(*operand, y.shape));
   return make_walk<static_cast<int>(N + 1)>(y.shape, strides);
 }
-
-/// A dense tensor as [outer, size, inner] around an axis.
-struct Split {
-  std::int64_t outer = 1, size = 1, inner = 1;
-};
-Split split_at(const Ints& shape, std::int64_t axis);
 
 /// Copies bytes of the device; nothing where the planner has put both at one place.
 void copy_bytes(void* to, const void* from, std::size_t bytes);

@@ -100,7 +100,7 @@ Run gemm(PlanContext& c) {
   CopyPlan spread;
   if (addend) {
     p.beta = static_cast<float>(c.number("beta"));
-    spread = plan_copy(y, c.outputs[0].strides(), strides_in(c.inputs[2], y), dtype_size(p.dtype));
+    spread = plan_copy(y, c.outputs[0].strides(), broadcast_strides(c.inputs[2], y), dtype_size(p.dtype));
   }
   return [=](const RunContext& r) {
     if (addend) copy(spread, r.inputs[2], r.outputs[0], stream());

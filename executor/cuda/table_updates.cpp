@@ -84,9 +84,6 @@ void add_updates(KernelTable& table) {
 
 namespace {
 
-/// Distance from the start of one operand to that of the next where the plan lays a bucket out.
-std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 /// The module's communicator; null for one rank without one.
 NcclCommunicator* communicator_of(const RunContext& r) {
   if (r.communicator == nullptr) return nullptr;
@@ -95,29 +92,15 @@ NcclCommunicator* communicator_of(const RunContext& r) {
   return own;
 }
 
-/// The sum over ranks, in place. Operands that lie side by side, padded with zeros, are reduced by one call.
+/// The sum over ranks, in place.
 Run sum_over_ranks(PlanContext& c) {
-  if (c.text("op") != "sum") throw Error(cat("AllReduce: unknown op '", c.text("op"), "'"));
-  std::vector<std::size_t> bytes;
-  for (const SlotType& t : c.inputs) {
-    CHECK(t.dtype == c.inputs[0].dtype, "operands of one all-reduce have one type");
-    bytes.push_back(t.bytes());
-  }
-  return [bytes = std::move(bytes), dtype = c.inputs[0].dtype](const RunContext& r) {
-    bool adjacent = !bytes.empty();
-    for (std::size_t k = 0; k < bytes.size(); ++k) {
-      copy_bytes(r.outputs[k], r.inputs[k], bytes[k]);
-      if (k > 0)
-        adjacent = adjacent && static_cast<char*>(r.outputs[k - 1]) + padded(bytes[k - 1]) == r.outputs[k];
-    }
+  return [bytes = all_reduce_bytes(c), dtype = c.inputs[0].dtype](const RunContext& r) {
+    for (std::size_t k = 0; k < bytes.size(); ++k) copy_bytes(r.outputs[k], r.inputs[k], bytes[k]);
     NcclCommunicator* communicator = communicator_of(r);
     if (communicator == nullptr) return;
     const std::size_t width = dtype_size(dtype);
-    if (adjacent) {
-      const char* last = static_cast<char*>(r.outputs[bytes.size() - 1]) + bytes.back();
-      const auto whole = static_cast<std::size_t>(last - static_cast<char*>(r.outputs[0]));
-      return communicator->queue_all_reduce(r.outputs[0], whole / width, dtype, stream());
-    }
+    if (const auto whole = bucket_bytes(r.outputs, bytes))
+      return communicator->queue_all_reduce(r.outputs[0], *whole / width, dtype, stream());
     for (std::size_t k = 0; k < bytes.size(); ++k)
       communicator->queue_all_reduce(r.outputs[k], bytes[k] / width, dtype, stream());
   };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "executor/operands.h"
 #include "executor/scalar_ops.h"
 #include "graph/types.h"
 
@@ -82,15 +83,7 @@ inline Ints dense_strides(const Ints& shape) {
   return strides;
 }
 
-/// Strides with which an operand is read where it is broadcast to `shape`: 0 on axes that it lacks or that
-/// are 1.
-inline Ints broadcast_strides(const Ints& own_shape, const Ints& own_strides, const Ints& shape) {
-  Ints strides(shape.size(), 0);
-  const std::size_t lead = shape.size() - own_shape.size();
-  for (std::size_t d = 0; d < own_shape.size(); ++d)
-    if (own_shape[d] != 1) strides[lead + d] = own_strides[d];
-  return strides;
-}
+using onnxddp::broadcast_strides;
 
 /// A walk over `shape` with one stride list an operand. Axes of size 1 go, the rest is sorted so that operand
 /// 0 moves slowest outside (zero strides outermost), and neighbours that are contiguous for all operands

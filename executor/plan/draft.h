@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "executor/operands.h"
 #include "executor/plan/plan.h"
 
 namespace ONNXDDP_API onnxddp {
@@ -13,9 +14,6 @@ constexpr int kLanes = 3;
 /// For every lane the index of its last step that is known to be finished (-1: none).
 using Clock = std::array<int, kLanes>;
 inline int lane_index(Lane lane) { return static_cast<int>(lane); }
-/// Slots start at multiples of this.
-constexpr std::size_t kAlignment = 64;
-constexpr std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 /// What the stages know about a slot beside the plan's Slot.
 struct SlotNotes {

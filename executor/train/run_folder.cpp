@@ -161,9 +161,10 @@ Position position_from(const std::map<std::string, std::string>& text) {
 
 ModelSource open_model(const Options& options) {
   std::error_code error;
-  if (options.resume.empty() || fs::exists(options.model, error)) return {load_onnx(options.model), {}, ""};
-  const std::optional<Checkpoint> checkpoint = find_checkpoint(options, nullptr);
-  if (!checkpoint) return {load_onnx(options.model), {}, ""};  // reports that it is missing
+  std::optional<Checkpoint> checkpoint;
+  if (!options.resume.empty() && !fs::exists(options.model, error))
+    checkpoint = find_checkpoint(options, nullptr);
+  if (!checkpoint) return {load_onnx(options.model), {}, ""};
   const auto file = checkpoint->files.find("source.onnx");
   if (file == checkpoint->files.end()) throw Error("the checkpoint has no source.onnx");
   return {load_onnx_bytes(file->second, "source.onnx"), read_states(*checkpoint).tensors,

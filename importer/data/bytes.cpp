@@ -12,17 +12,7 @@
 namespace onnxddp {
 
 std::string in_quotes(std::string_view name) {
-  std::string out = "'";
-  for (const char c : name.substr(0, 200)) {
-    if (const auto code = static_cast<unsigned char>(c); code < 0x20 || code == 0x7f) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", code);
-      out += escaped;
-    } else {
-      out += c;
-    }
-  }
-  return out + (name.size() > 200 ? "…'" : "'");
+  return cat("'", printable(name.substr(0, 200)), name.size() > 200 ? "…'" : "'");
 }
 
 std::string size_str(std::uint64_t bytes) {

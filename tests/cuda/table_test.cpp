@@ -92,20 +92,12 @@ DType dtype_of_node(const std::vector<HostTensor>& inputs) {
   return inputs.empty() ? DType::f32 : inputs[0].dtype();
 }
 
-/// Calls f(entry, sample text) for every sample of an op that has a kernel, with the text in every failure.
+/// testing::each_sample, of the ops that have a kernel.
 template <class F>
 void each_sample(const F& f) {
-  for (const OpDef* op : all_ops()) {
-    if (cuda_kernels().kernels.count(op->name) == 0) continue;
-    for (const std::string& text : op->samples) {
-      SCOPED_TRACE(text);
-      try {
-        f(*op, text);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << error.what();
-      }
-    }
-  }
+  testing::each_sample([&](const OpDef& op, const std::string& text) {
+    if (cuda_kernels().kernels.count(op.name) > 0) f(op, text);
+  });
 }
 
 /// A sample: its node, inputs, and what the CPU makes of them.

@@ -8,9 +8,26 @@
 #include <vector>
 
 #include "executor/kernel.h"
+#include "graph/op.h"
+#include "graph/registry.h"
 #include "graph/text.h"
 
 namespace onnxddp::testing {
+
+/// Calls f(entry, sample text) for every sample of the registry, with the text in every failure.
+template <class F>
+void each_sample(const F& f) {
+  for (const OpDef* op : all_ops()) {
+    for (const std::string& text : op->samples) {
+      SCOPED_TRACE(text);
+      try {
+        f(*op, text);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+      }
+    }
+  }
+}
 
 struct RunOptions {
   bool nhwc = false;  // images come in N,H,W,C where the kernel takes them so

@@ -15,24 +15,10 @@ namespace onnxddp {
 namespace {
 
 using testing::difference;
+using testing::each_sample;
 using testing::random_inputs;
 using testing::run_graph;
 using testing::run_node;
-
-/// Calls f(entry, sample text) for every sample, with the sample's text in every failure.
-template <class F>
-void each_sample(const F& f) {
-  for (const OpDef* op : all_ops()) {
-    for (const std::string& text : op->samples) {
-      SCOPED_TRACE(text);
-      try {
-        f(*op, text);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << error.what();
-      }
-    }
-  }
-}
 
 bool has_kernel(const OpDef& op) { return cpu_kernels().kernels.count(op.name) > 0; }
 
