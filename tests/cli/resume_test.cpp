@@ -86,7 +86,7 @@ TEST(Resume, ContinuesAfterAKill) {
   ASSERT_EQ(run(digits("whole", options), here).code, 0);
   {
     auto slow = options;
-    slow.insert(slow.end(), {"--keep", "2"});
+    slow.insert(slow.end(), {"--keep", "100"});  // the one that is waited for stays
     Child child(digits("killed", slow), here);
     ASSERT_TRUE(eventually([&] { return fs::exists(folder / "killed" / "checkpoints" / "step-00000020"); }));
     child.signal(SIGKILL);
